@@ -1,0 +1,63 @@
+# Two commands: `make demo` builds everything and makes a video, `make test` builds everything and runs the suite.
+# Both need Python >= 3.11, a C++17 compiler and access to a Python package index; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+BUILD  := build/make
+BIN    := $(VENV)/bin
+SOURCES := $(shell find CMakeLists.txt pyproject.toml native sdsage -type f -not -path '*/__pycache__/*' -not -path 'sdsage/_lib/*')
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# The wheel is built in the folder that plain CMake builds in, with the tools of the environment: nothing compiles twice.
+INSTALL := pip install --quiet --disable-pip-version-check --no-build-isolation -C build-dir=$(BUILD)
+CONFIGURE := cmake -S . -B $(BUILD) -G Ninja -DSD_CUDA=OFF -DSD_USE_UPSTREAM_GGML=OFF
+
+.PHONY: demo test test-slow lint format native docs clean
+
+demo: $(VENV)/installed
+	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
+
+test: $(VENV)/dev lint native $(VENV)/installed
+	pytest
+
+# What a quick run leaves out: a second engine with the sizes edits alone. About 5 minutes.
+test-slow: $(VENV)/dev native $(VENV)/installed
+	pytest -m slow -o addopts=
+
+lint: $(VENV)/dev
+	ruff format --check .
+	ruff check .
+	mypy
+	clang-format --dry-run --Werror $(shell find native examples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl' -o -name '*.cu*')
+
+format: $(VENV)/dev
+	ruff format .
+	ruff check --fix .
+	clang-format -i $(shell find native examples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl' -o -name '*.cu*')
+
+# The engine by CMake alone, as somebody without Python packaging would build it, and an installed tree for the C example.
+native: $(VENV)/build-tools
+	$(CONFIGURE) -DSDSAGE_TESTS=ON > $(BUILD)-configure.log || (cat $(BUILD)-configure.log; exit 1)
+	cmake --build $(BUILD) --config Release
+	cmake --install $(BUILD) --prefix build/prefix > /dev/null
+
+docs: $(VENV)/installed
+	python tools/cli_docs.py > docs/cli.md
+
+$(VENV)/build-tools: pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	pip install --quiet --disable-pip-version-check --group build
+	mkdir -p build
+	touch $@
+
+$(VENV)/dev: $(VENV)/build-tools
+	pip install --quiet --disable-pip-version-check --group dev
+	touch $@
+
+$(VENV)/installed: $(VENV)/build-tools $(SOURCES)
+	$(INSTALL) ".[video]"
+	touch $@
+
+clean:
+	rm -rf build

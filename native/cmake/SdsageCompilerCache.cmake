@@ -1,0 +1,10 @@
+# ccache when it is there and nobody chose another launcher.
+find_program(SDSAGE_CCACHE ccache)
+if(SDSAGE_CCACHE)
+  foreach(lang C CXX CUDA)
+    if(NOT CMAKE_${lang}_COMPILER_LAUNCHER)
+      set(CMAKE_${lang}_COMPILER_LAUNCHER ${SDSAGE_CCACHE})
+    endif()
+  endforeach()
+endif()
+set(GGML_CCACHE OFF CACHE BOOL "the launcher above is set for every target" FORCE)

@@ -1,0 +1,374 @@
+"""The edits that sdsage makes to the pinned stable-diffusion.cpp, as a table.
+
+An edit is (file, where, anchor, text): `text` is put before ("<"), after (">") or in place of ("=") the anchor, which
+must occur exactly once in the pinned file (line ends normalised). A group is one topic, with its reason, its guard (the
+test that fails without it) and its drop check (how to see that upstream does it by itself).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edit:
+    file: str
+    where: str
+    anchor: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    why: str
+    guard: str
+    drop: str
+    edits: tuple[Edit, ...]
+
+
+SD = "src/stable-diffusion.cpp"
+MODEL = "src/model.cpp"
+WAN = "src/wan.hpp"
+CLIP = "src/clip.hpp"
+UTIL = "src/util.cpp"
+CLI = "examples/cli/main.cpp"
+
+SIZES = Group(
+    name="sizes",
+    why="The widths and depths of Wan, T5, CLIP and the Wan VAE are constants upstream; read from the file, tiny models"
+    " of the same layout load, for the embedded presets and for tests.",
+    guard="tests/test_engine.py::test_tiny_video, tests/test_stock_sizes.py",
+    drop="WanRunner takes dim from patch_embedding.bias by itself",
+    edits=(
+        Edit(WAN, ">", '#include "vae.hpp"\n', '#include "sdsage_sizes.hpp"\n'),
+        Edit(
+            WAN,
+            "=",
+            "WanVAE(bool decode_only = true, bool wan2_2 = false)",
+            "WanVAE(bool decode_only = true, bool wan2_2 = false, int64_t file_dim = 0, int64_t file_dec_dim = 0)",
+        ),
+        Edit(
+            WAN,
+            "<",
+            "            if (!decode_only) {\n"
+            '                blocks["encoder"] = std::shared_ptr<GGMLBlock>(new Encoder3d(dim,',
+            "            dim     = file_dim > 0 ? file_dim : dim;\n"
+            "            dec_dim = file_dec_dim > 0 ? file_dec_dim : dec_dim;\n",
+        ),
+        Edit(
+            WAN,
+            "=",
+            "ae(decode_only, version == VERSION_WAN2_2_TI2V), VAE(",
+            "ae(decode_only, version == VERSION_WAN2_2_TI2V, sdsage::wan_vae_dim(tensor_storage_map, prefix),\n"
+            "                               sdsage::wan_vae_dec_dim(tensor_storage_map, prefix)), VAE(",
+        ),
+        Edit(
+            WAN,
+            "=",
+            'GGML_ABORT("invalid num_layers(%d) of wan", wan_params.num_layers);',
+            "desc = sdsage::wan_desc(wan_params, version == VERSION_WAN2_2_I2V, version == VERSION_WAN2_2_TI2V);",
+        ),
+        Edit(
+            WAN,
+            "<",
+            '            LOG_INFO("%s", desc.c_str());\n\n            wan = Wan(wan_params);',
+            "            sdsage::wan_sizes(wan_params, tensor_storage_map, prefix);\n",
+        ),
+        Edit(MODEL, ">", '#include "name_conversion.h"\n', '#include "sdsage_sizes.hpp"\n'),
+        Edit(
+            MODEL,
+            "=",
+            "if (patch_embedding_channels == 184320 && !has_img_emb) {",
+            "const int64_t wan_in = sdsage::wan_in_channels(tensor_storage_map, patch_embedding_channels);\n"
+            "        if (wan_in == 36 && !has_img_emb) {",
+        ),
+        Edit(
+            MODEL,
+            "=",
+            "if (patch_embedding_channels == 147456 && !has_img_emb) {",
+            "if (wan_in == 48 && !has_img_emb) {",
+        ),
+        Edit("src/t5.hpp", "<", "struct T5Params {", '#include "sdsage_sizes.hpp"\n\n'),
+        Edit(
+            "src/t5.hpp",
+            "<",
+            "        model = T5(params);\n",
+            "        sdsage::t5_sizes(params, tensor_storage_map, prefix);\n",
+        ),
+        Edit(CLIP, "<", "class CLIPTextModel : public GGMLBlock {", '#include "sdsage_sizes.hpp"\n\n'),
+        Edit(
+            CLIP,
+            "=",
+            "bool proj_in        = false)\n        : version(version), with_final_ln(with_final_ln) {",
+            "bool proj_in        = false,\n"
+            "                  const sdsage::ClipSizes& sizes = {})\n"
+            "        : version(version), with_final_ln(with_final_ln) {",
+        ),
+        Edit(
+            CLIP,
+            "<",
+            '        blocks["embeddings"]       = std::shared_ptr<GGMLBlock>(new CLIPEmbeddings(',
+            "        sizes.apply(*this);\n",
+        ),
+        Edit(
+            CLIP,
+            "=",
+            "CLIPTextModel(version, with_final_ln, force_clip_f32, proj_in);",
+            "CLIPTextModel(version, with_final_ln, force_clip_f32, proj_in, sdsage::ClipSizes(tensor_storage_map, prefix));",
+        ),
+        Edit(
+            "src/flux.hpp",
+            "<",
+            '                if (ends_with(tensor_name, "single_blocks.0.norm.key_norm.scale")) {',
+            '                if (ends_with(tensor_name, "vector_in.in_layer.weight")) {\n'
+            "                    flux_params.vec_in_dim = pair.second.ne[0];\n"
+            "                }\n",
+        ),
+    ),
+)
+
+SEAM = Group(
+    name="seam",
+    why="Upstream has no cancel, no stage times, no guard against NaN latents and gives the latents to nobody: the"
+    " pipeline calls our job at its stages and steps, and our entry points see what is static there.",
+    guard="tests/test_context.py",
+    drop="sd_cancel_generation exists and generate_video hands out latents",
+    edits=(
+        Edit(SD, ">", '#include "name_conversion.h"\n', '#include "sdsage_files.hpp"\n#include "sdsage_seam.hpp"\n'),
+        Edit(
+            SD,
+            "=",
+            "auto x0_opt = sample_k_diffusion(method, denoise, x_t,",
+            "const sdsage::Expert expert = !high_noise_diffusion_model                        ? sdsage::Expert::only\n"
+            "                                      : work_diffusion_model == high_noise_diffusion_model ? sdsage::Expert::high_noise\n"
+            "                                                                                           : sdsage::Expert::low_noise;\n"
+            "        sdsage::StageScope stage(sdsage::Stage::sample, expert, static_cast<int>(steps));\n"
+            "        auto x0_opt = sample_k_diffusion(method, sdsage::watch_steps(denoise), x_t,",
+        ),
+        Edit(
+            SD,
+            "<",
+            "    sd::Tensor<float> init_image_tensor;\n",
+            "    sdsage::StageScope stage(sdsage::Stage::encode_image);\n",
+        ),
+        Edit(
+            SD,
+            "<",
+            "    sd::Tensor<float> start_image;\n",
+            "    sdsage::StageScope stage(sdsage::Stage::encode_image);\n",
+        ),
+        Edit(
+            SD,
+            "<",
+            "    ConditionerParams condition_params;\n    condition_params.text            = request->prompt;",
+            "    sdsage::StageScope stage(sdsage::Stage::encode_text);\n",
+        ),
+        Edit(
+            SD,
+            "<",
+            "    ImageGenerationEmbeds embeds;\n    ConditionerParams condition_params;",
+            "    sdsage::StageScope stage(sdsage::Stage::encode_text);\n",
+        ),
+        Edit(
+            SD,
+            "<",
+            '    LOG_INFO("decoding %zu latents", final_latents.size());',
+            "    if (!sdsage::check_latents(final_latents)) {\n"
+            "        return nullptr;\n"
+            "    }\n"
+            "    sdsage::StageScope stage(sdsage::Stage::decode);\n",
+        ),
+        Edit(
+            SD,
+            "<",
+            "    int64_t t4            = ggml_time_ms();\n    sd::Tensor<float> vid =",
+            "    if (!sdsage::check_latents(std::vector<sd::Tensor<float>>{final_latent})) {\n"
+            "        return nullptr;\n"
+            "    }\n"
+            "    sdsage::StageScope stage(sdsage::Stage::decode);\n",
+        ),
+        Edit(
+            SD,
+            ">",
+            'LOG_INFO("generate_video completed in %.2fs", (t1 - t0) * 1.0f / 1000);\n    return result;\n}\n',
+            '\n#include "sdsage_entry.inl"\n',
+        ),
+    ),
+)
+
+GUARD = Group(
+    name="guard",
+    why="A C++ exception must not cross the C API, and every call is one job with one error: the bodies get an inner name,"
+    " native/sd_cli/src/api.cpp exports upstream's names around them.",
+    guard="tests/test_native.py::test_exception_becomes_error",
+    drop="never: upstream's API has no error text",
+    edits=(
+        Edit(
+            SD,
+            "=",
+            "sd_ctx_t* new_sd_ctx(const sd_ctx_params_t* sd_ctx_params) {",
+            "sd_ctx_t* sdsage_inner_new_sd_ctx(const sd_ctx_params_t* sd_ctx_params) {",
+        ),
+        Edit(
+            SD,
+            "=",
+            "SD_API sd_image_t* generate_image(sd_ctx_t* sd_ctx, const",
+            "sd_image_t* sdsage_inner_generate_image(sd_ctx_t* sd_ctx, const",
+        ),
+        Edit(
+            SD,
+            "=",
+            "SD_API sd_image_t* generate_video(sd_ctx_t* sd_ctx, const",
+            "sd_image_t* sdsage_inner_generate_video(sd_ctx_t* sd_ctx, const",
+        ),
+        Edit(
+            "src/upscaler.cpp",
+            "=",
+            "upscaler_ctx_t* new_upscaler_ctx(const char*",
+            "upscaler_ctx_t* sdsage_inner_new_upscaler_ctx(const char*",
+        ),
+        Edit(
+            "src/upscaler.cpp",
+            "=",
+            "sd_image_t upscale(upscaler_ctx_t* upscaler_ctx, sd_image_t",
+            "sd_image_t sdsage_inner_upscale(upscaler_ctx_t* upscaler_ctx, sd_image_t",
+        ),
+        Edit(
+            SD,
+            "=",
+            "if (!sd_ctx->sd->init(sd_ctx_params)) {",
+            "if (!sdsage::no_throw([&] { return sd_ctx->sd->init(sd_ctx_params); })) {",
+        ),
+        Edit("src/convert.cpp", "=", "bool convert(const char* input_path,", "bool sdsage_inner_convert(const char* input_path,"),
+    ),
+)
+
+FILES = Group(
+    name="files",
+    why="Upstream warns about a named file that does not load and goes on without it, or lists hundreds of missing"
+    " tensors: a named file loads or the call fails with one sentence.",
+    guard="tests/test_bad_input.py",
+    drop="init() returns false where it now warns",
+    edits=(
+        Edit(
+            "src/model.h",
+            ">",
+            "String2TensorStorage& get_tensor_storage_map() { return tensor_storage_map; }\n",
+            "    const std::vector<std::string>& file_paths() const { return file_paths_; }\n",
+        ),
+        Edit(
+            SD,
+            "<",
+            "        version = model_loader.get_sd_version();\n        if (version == VERSION_COUNT) {",
+            "        if (!sdsage::check_parsed(*sd_ctx_params, model_loader)) {\n            return false;\n        }\n",
+        ),
+        Edit(
+            SD,
+            "<",
+            "        bool success = model_loader.load_tensors(tensors, ignore_tensors,",
+            "        if (!sdsage::check_slots(*sd_ctx_params, model_loader, tensors, model_version_to_str[version])) {\n"
+            "            ggml_free(ctx);\n"
+            "            return false;\n"
+            "        }\n",
+        ),
+        Edit(
+            SD,
+            ">",
+            "                    LOG_WARN(\"loading stacked ID embedding from '%s' failed\", sd_ctx_params->photo_maker_path);\n",
+            "                    return false;\n",
+        ),
+        Edit(
+            SD,
+            ">",
+            '            LOG_WARN("load lora tensors from %s failed", lora_path.c_str());\n',
+            "            sdsage::fail(\"LoRA '\" + lora_path + \"' did not load\");\n",
+        ),
+        Edit(
+            SD,
+            ">",
+            "    sd_ctx->sd->apply_loras(sd_img_gen_params->loras, sd_img_gen_params->lora_count);\n",
+            "    if (sdsage::failed()) {\n        return nullptr;\n    }\n",
+        ),
+        Edit(
+            SD,
+            ">",
+            "    sd_ctx->sd->apply_loras(sd_vid_gen_params->loras, sd_vid_gen_params->lora_count);\n",
+            "    if (sdsage::failed()) {\n        return nullptr;\n    }\n",
+        ),
+        Edit(
+            "src/upscaler.cpp",
+            ">",
+            "        LOG_ERROR(\"init model loader from file failed: '%s'\", esrgan_path.c_str());\n",
+            "        return false;\n",
+        ),
+    ),
+)
+
+LOG = Group(
+    name="log",
+    why="The log line is built in one static buffer, and loader threads log at once; a job keeps the errors as its"
+    " message; the library itself must not print to stdout.",
+    guard="tests/test_native.py::test_log_lines_are_whole, tests/test_cli_run.py::test_stdout_holds_results_only",
+    drop="log_printf has no static buffer",
+    edits=(
+        Edit(UTIL, "<", "#define LOG_BUFFER_SIZE 4096\n", '#include "sdsage_seam.hpp"\n\n'),
+        Edit(UTIL, "=", "static char log_buffer[LOG_BUFFER_SIZE + 1];", "char log_buffer[LOG_BUFFER_SIZE + 1];"),
+        Edit(UTIL, "<", "    if (sd_log_cb) {\n", "    sdsage::note_log(level, log_buffer);\n"),
+        Edit(
+            MODEL,
+            "=",
+            "        if (total_tensors_processed < total_tensors_to_process) {\n",
+            "        if (total_tensors_processed < total_tensors_to_process && sd_get_progress_callback() == nullptr) {\n",
+        ),
+    ),
+)
+
+DEVICE = Group(
+    name="device",
+    why="Upstream always takes the first GPU: the caller's choice comes first (sdsage_set_device).",
+    guard="tests/test_context.py::test_device_cpu",
+    drop="sd_ctx_params_t has a device field",
+    edits=(
+        Edit(UTIL, "<", "ggml_backend_t sd_get_default_backend() {", "ggml_backend_t sdsage_requested_backend();\n\n"),
+        Edit(
+            UTIL,
+            ">",
+            "ggml_backend_t sd_get_default_backend() {\n    ggml_backend_load_all_once();\n",
+            "    if (ggml_backend_t requested = sdsage_requested_backend()) {\n        return requested;\n    }\n",
+        ),
+    ),
+)
+
+SD_CLI = Group(
+    name="sd-cli",
+    why="`--print-params` shows the structs that a command turns into, with the same writer as the Python side.",
+    guard="tests/test_cli_params.py",
+    drop="never: it is ours",
+    edits=(
+        Edit(CLI, ">", '#include "image_metadata.h"\n', '#include "sdsage.h"\n'),
+        Edit(CLI, ">", "    bool convert_name     = false;\n", "    bool print_params     = false;\n"),
+        Edit(
+            CLI,
+            "<",
+            '            {"",\n             "--color",',
+            '            {"",\n             "--print-params",\n'
+            '             "print the parameters that this command passes to the engine as JSON, and stop",\n'
+            "             true, &print_params},\n",
+        ),
+        Edit(
+            CLI,
+            ">",
+            "    sd_ctx_params_t sd_ctx_params = ctx_params.to_sd_ctx_params_t(vae_decode_only, true, cli_params.taesd_preview);\n",
+            "    if (cli_params.print_params) {\n"
+            "        const auto img = gen_params.to_sd_img_gen_params_t();\n"
+            "        const auto vid = gen_params.to_sd_vid_gen_params_t();\n"
+            "        char* json     = sdsage_params_json(&sd_ctx_params, cli_params.mode == IMG_GEN ? &img : nullptr,\n"
+            "                                            cli_params.mode == VID_GEN ? &vid : nullptr);\n"
+            "        std::cout << json << std::endl;\n"
+            "        sdsage_free(json);\n"
+            "        return 0;\n"
+            "    }\n",
+        ),
+    ),
+)
+
+GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SD_CLI)

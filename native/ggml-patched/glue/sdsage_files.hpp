@@ -1,0 +1,159 @@
+// Checks on the model files that the user named: upstream warns and goes on, or lists hundreds of missing tensors.
+// Included by stable-diffusion.cpp behind its own headers.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sdsage_seam.hpp"
+
+namespace sdsage {
+
+struct Slot {
+    const char * flag;  // option of the command line
+    const char * path;
+    const char * what;
+};
+
+inline std::vector<Slot> named_slots(const sd_ctx_params_t & p) {
+    const Slot all[] = {
+        { "--model", p.model_path, "model" },
+        { "--diffusion-model", p.diffusion_model_path, "diffusion model" },
+        { "--high-noise-diffusion-model", p.high_noise_diffusion_model_path, "high-noise diffusion model" },
+        { "--clip_l", p.clip_l_path, "CLIP-L text encoder" },
+        { "--clip_g", p.clip_g_path, "CLIP-G text encoder" },
+        { "--clip_vision", p.clip_vision_path, "CLIP vision encoder" },
+        { "--t5xxl", p.t5xxl_path, "T5 text encoder" },
+        { "--llm", p.llm_path, "LLM text encoder" },
+        { "--llm_vision", p.llm_vision_path, "LLM vision encoder" },
+        { "--vae", p.vae_path, "VAE" },
+        { "--taesd", p.taesd_path, "tiny autoencoder" },
+    };
+    std::vector<Slot> named;
+    for (const Slot & s : all) {
+        if (s.path != nullptr && s.path[0] != '\0') {
+            named.push_back(s);
+        }
+    }
+    return named;
+}
+
+// Index of the slot's file in the loader (a folder in diffusers layout counts as its first file); -1 if it did not load.
+inline int file_index(const std::vector<std::string> & files, const char * path) {
+    const std::string folder = std::string(path) + "/";
+    for (size_t i = 0; i < files.size(); i++) {
+        if (files[i] == path || files[i].compare(0, folder.size(), folder) == 0) {
+            return static_cast<int>(i);
+        }
+    }
+    return -1;
+}
+
+// After the headers were parsed: every named file is there, whole, and together they are a model we know.
+template <class Loader>
+bool check_parsed(const sd_ctx_params_t & params, Loader & loader) {
+    const auto & files = loader.file_paths();
+    for (const Slot & s : named_slots(params)) {
+        if (file_index(files, s.path) < 0) {
+            reject(
+                sd_format("%s '%s' can't be read as a %s: the file is missing, damaged or of an unknown format", s.flag, s.path, s.what));
+            return false;
+        }
+    }
+    std::vector<uint64_t> sizes;
+    for (const std::string & f : files) {
+        std::error_code ec;
+        const auto n = std::filesystem::file_size(f, ec);
+        sizes.push_back(ec ? 0 : static_cast<uint64_t>(n));
+    }
+    bool has_wan = false, has_text = false;
+    for (const auto & [name, t] : loader.get_tensor_storage_map()) {
+        if (t.index_in_zip < 0 && t.offset + static_cast<uint64_t>(t.nbytes_to_read()) > sizes[t.file_index]) {
+            reject(sd_format("'%s' is truncated: tensor '%s' ends at byte %llu, the file has %llu; fetch the file again",
+                             files[t.file_index].c_str(), name.c_str(), (unsigned long long)(t.offset + t.nbytes_to_read()),
+                             (unsigned long long)sizes[t.file_index]));
+            return false;
+        }
+        has_wan |= starts_with(name, "model.diffusion_model.patch_embedding.");
+        has_text |= starts_with(name, "text_encoders.") || starts_with(name, "cond_stage_model.");
+    }
+    if (loader.get_sd_version() == VERSION_COUNT) {
+        const bool whole   = params.model_path != nullptr && params.model_path[0] != '\0';
+        const char * given = whole ? params.model_path : SAFE_STR(params.diffusion_model_path);
+        reject(sd_format("'%s' is not a diffusion model that this engine knows%s", given,
+                         whole ? "; a file that holds only the diffusion model belongs to --diffusion-model" : ""));
+        return false;
+    }
+    if (!has_text) {
+        reject(sd_format(
+            "no text encoder was given; %s",
+            has_wan ? "Wan needs umt5 in --t5xxl" : "give the one that this model needs in --clip_l, --clip_g, --t5xxl or --llm"));
+        return false;
+    }
+    return true;
+}
+
+inline std::string shape_text(const int64_t * ne) {
+    std::string s = "[";
+    for (int i = 0; i < 4; i++) {
+        s += (i ? ", " : "") + std::to_string(ne[i]);
+    }
+    return s + "]";
+}
+
+// Before the weights are read: each file holds what its slot needs, in the sizes that the model has.
+// `wanted` maps the tensor names of the built networks to their tensors.
+template <class Loader>
+bool check_slots(const sd_ctx_params_t & params, Loader & loader, const std::map<std::string, ggml_tensor *> & wanted,
+                 const char * version_name) {
+    const auto & map = loader.get_tensor_storage_map();
+    for (const Slot & s : named_slots(params)) {
+        if (std::strcmp(s.flag, "--vae") == 0 && SAFE_STR(params.taesd_path)[0] != '\0' && !params.tae_preview_only) {
+            continue;  // upstream decodes with the tiny autoencoder then, and leaves the VAE unread
+        }
+        const int index = file_index(loader.file_paths(), s.path);
+        size_t used     = 0;
+        for (const auto & [name, t] : map) {
+            auto it = wanted.find(name);
+            if (static_cast<int>(t.file_index) != index || it == wanted.end()) {
+                continue;
+            }
+            used++;
+            if (!std::equal(t.ne, t.ne + 4, it->second->ne)) {
+                reject(sd_format("%s '%s' does not fit %s: tensor '%s' is %s, the model needs %s", s.flag, s.path, version_name,
+                                 name.c_str(), shape_text(t.ne).c_str(), shape_text(it->second->ne).c_str()));
+                return false;
+            }
+        }
+        if (used == 0 && std::strcmp(s.flag, "--clip_vision") != 0 && std::strcmp(s.flag, "--llm_vision") != 0) {
+            reject(sd_format("%s '%s' holds nothing that a %s for %s needs: it is another kind of file", s.flag, s.path, s.what,
+                             version_name));
+            return false;
+        }
+    }
+    size_t missing = 0;
+    std::string first;
+    for (const auto & [name, tensor] : wanted) {
+        // what upstream itself does not insist on
+        if (name.find("alphas_cumprod") != std::string::npos ||
+            name.find("cond_stage_model.transformer.text_model.encoder.layers.23") != std::string::npos) {
+            continue;
+        }
+        if (map.find(name) == map.end() && missing++ == 0) {
+            first = name;
+        }
+    }
+    if (missing > 0) {
+        const bool vae = starts_with(first, "first_stage_model.") || starts_with(first, "tae.");
+        reject(sd_format("%zu tensors that %s needs are in none of the files, the first is '%s'%s", missing, version_name, first.c_str(),
+                         vae ? "; give the VAE in --vae" : ""));
+        return false;
+    }
+    return true;
+}
+
+}  // namespace sdsage

@@ -1,0 +1,128 @@
+/* sdsage: what libsdsage offers beside stable-diffusion.cpp's own C API (stable-diffusion.h), in C11.
+ *
+ * One native job (new_sd_ctx, generate_*, upscale, convert, sdsage_decode) runs at a time per process; a second caller waits.
+ * No C++ exception leaves any function. Strings and arrays that a function returns are freed with sdsage_free, unless it says
+ * "static".
+ */
+#ifndef SDSAGE_H
+#define SDSAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "stable-diffusion.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SDSAGE_ABI_VERSION 1
+
+/* Why the last job of this thread ended. */
+enum sdsage_status_t {
+    SDSAGE_OK,
+    SDSAGE_FAILED,     /* the engine gave up; the text holds its last errors */
+    SDSAGE_CANCELLED,  /* sdsage_cancel was called */
+    SDSAGE_NON_FINITE, /* latents became NaN or Inf: sdsage_last_step, sdsage_last_expert */
+    SDSAGE_EXCEPTION,  /* a C++ exception, out of memory among them */
+    SDSAGE_BAD_REQUEST /* an argument is not usable */
+};
+
+enum sdsage_stage_t {
+    SDSAGE_STAGE_LOAD,
+    SDSAGE_STAGE_ENCODE_TEXT,
+    SDSAGE_STAGE_ENCODE_IMAGE,
+    SDSAGE_STAGE_SAMPLE,
+    SDSAGE_STAGE_DECODE,
+    SDSAGE_STAGE_UPSCALE,
+    SDSAGE_STAGE_CONVERT
+};
+
+enum sdsage_expert_t { SDSAGE_EXPERT_ONLY, SDSAGE_EXPERT_LOW_NOISE, SDSAGE_EXPERT_HIGH_NOISE };
+
+enum sdsage_event_kind_t {
+    SDSAGE_EVENT_BEGIN, /* a stage begins */
+    SDSAGE_EVENT_STEP,  /* a sampling step is complete; seconds: its time */
+    SDSAGE_EVENT_END    /* a stage is over; seconds: its time */
+};
+
+typedef struct {
+    enum sdsage_event_kind_t kind;
+    enum sdsage_stage_t stage;
+    enum sdsage_expert_t expert;
+    int step; /* 1..steps in this sampling stage, 0 outside it */
+    int steps;
+    double seconds;
+} sdsage_event_t;
+
+/* Called on the thread that runs the job. Must not throw. */
+typedef void (*sdsage_event_cb_t)(const sdsage_event_t * event, void * data);
+/* Called with ggml's message before the process aborts. */
+typedef void (*sdsage_abort_cb_t)(const char * message, void * data);
+
+SD_API int sdsage_abi_version(void);
+/* One line per struct of both headers: "name size offset-of-last-field". Static. */
+SD_API const char * sdsage_layout(void);
+/* JSON: versions, pins, compiler, backends. Static. */
+SD_API const char * sdsage_build_info(void);
+SD_API void sdsage_free(void * p);
+/* Frees an array of images and their pixels. */
+SD_API void sdsage_free_images(sd_image_t * images, int count);
+
+SD_API enum sdsage_status_t sdsage_last_status(void);
+SD_API const char * sdsage_last_error(void); /* static, this thread, until its next job */
+SD_API int sdsage_last_step(void);
+SD_API enum sdsage_expert_t sdsage_last_expert(void);
+
+SD_API void sdsage_set_event_callback(sdsage_event_cb_t cb, void * data);
+SD_API void sdsage_set_abort_callback(sdsage_abort_cb_t cb, void * data);
+
+/* Asks the running job to stop at its next step; a job that starts later is not touched. Callable from any thread. */
+SD_API void sdsage_cancel(void);
+
+/* Devices that ggml offers. Fields are static strings; kind is "cpu", "gpu", "igpu" or "accel". */
+typedef struct {
+    const char * name; /* what sdsage_set_device takes: "cpu", "cuda:0" */
+    const char * kind;
+    const char * description;
+    size_t memory_free; /* bytes */
+    size_t memory_total;
+} sdsage_device_t;
+
+SD_API int sdsage_device_count(void);
+SD_API bool sdsage_get_device(int index, sdsage_device_t * device);
+/* Device of the contexts and upscalers that this thread makes from now on; NULL: upstream's choice. False: no such device. */
+SD_API bool sdsage_set_device(const char * name);
+
+/* The structs as one JSON object; img or vid may be NULL. */
+SD_API char * sdsage_params_json(const sd_ctx_params_t * ctx, const sd_img_gen_params_t * img, const sd_vid_gen_params_t * vid);
+
+/* What a context is. Static strings. */
+SD_API const char * sdsage_version_name(const sd_ctx_t * ctx);
+SD_API bool sdsage_has_two_experts(const sd_ctx_t * ctx);
+SD_API bool sdsage_can_encode(const sd_ctx_t * ctx);    /* the VAE's encoder is loaded (vae_decode_only was false) */
+SD_API bool sdsage_needs_encoder(const sd_ctx_t * ctx); /* image-to-video models need it for every job */
+SD_API int sdsage_size_multiple(const sd_ctx_t * ctx);
+
+/* Latents in ggml's order, width fastest: [W, H, T, C, 1] for video, [W, H, C, 1] for an image. */
+typedef struct {
+    float * data;
+    int64_t ne[5];
+    int n_dims;
+} sdsage_latents_t;
+
+/* Keep the latents of this thread's next job, as they are before decoding. */
+SD_API void sdsage_keep_latents(bool keep);
+/* Latents of this thread's last job; count 0 if none were kept. Freed with sdsage_free_latents. */
+SD_API sdsage_latents_t * sdsage_take_latents(int * count);
+SD_API void sdsage_free_latents(sdsage_latents_t * latents, int count);
+/* Decodes one set of latents; NULL and sdsage_last_error if they do not belong to this model. */
+SD_API sd_image_t * sdsage_decode(sd_ctx_t * ctx, const sdsage_latents_t * latents, const sd_tiling_params_t * tiling, bool video,
+                                  int * count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,179 @@
+// The exported functions: upstream's job functions under their own names, each as one guarded job, and sdsage.h.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "ggml.h"
+#include "job.h"
+#include "sdsage_build_info.h"
+#include "sdsage_layout.inc"
+
+static_assert(GGML_MAX_NAME == 128, "every target that includes ggml.h needs stable-diffusion.cpp's GGML_MAX_NAME");
+
+// Bodies of upstream's functions, renamed by the edits (group "guard").
+sd_ctx_t * sdsage_inner_new_sd_ctx(const sd_ctx_params_t *);
+sd_image_t * sdsage_inner_generate_image(sd_ctx_t *, const sd_img_gen_params_t *);
+sd_image_t * sdsage_inner_generate_video(sd_ctx_t *, const sd_vid_gen_params_t *, int *);
+upscaler_ctx_t * sdsage_inner_new_upscaler_ctx(const char *, bool, bool, int, int);
+sd_image_t sdsage_inner_upscale(upscaler_ctx_t *, sd_image_t, uint32_t);
+bool sdsage_inner_convert(const char *, const char *, const char *, sd_type_t, const char *, bool);
+
+namespace sdsage {
+sd_image_t * decode_latents(sd_ctx_t *, const float *, const std::vector<int64_t> &, const sd_tiling_params_t &, bool, int *);
+const char * version_name(const sd_ctx_t *);
+bool has_two_experts(const sd_ctx_t *);
+bool can_encode(const sd_ctx_t *);
+bool needs_encoder(const sd_ctx_t *);
+int size_multiple(const sd_ctx_t *);
+
+namespace {
+
+bool is_ok(const void * p) { return p != nullptr; }
+bool is_ok(bool b) { return b; }
+bool is_ok(const sd_image_t & i) { return i.data != nullptr; }
+
+// Runs `body` as one job. `none` is returned when it fails; an exception becomes the job's error.
+template <class T, class Body>
+T run(T none, Body body) noexcept {
+    try {
+        Job job;
+        try {
+            T result      = body();
+            const bool ok = is_ok(result);
+            job.finish(ok);
+            return result;
+        } catch (const std::bad_alloc &) {
+            job.finish_exception("out of memory");
+        } catch (const std::exception & e) {
+            job.finish_exception(e.what());
+        } catch (...) {
+            job.finish_exception("an unknown C++ exception");
+        }
+    } catch (...) {
+        last_outcome().status = SDSAGE_EXCEPTION;
+    }
+    return none;
+}
+
+struct AbortHook {
+    sdsage_abort_cb_t cb = nullptr;
+    void * data          = nullptr;
+} abort_hook;
+
+void on_ggml_abort(const char * message) {
+    std::fprintf(stderr, "%s\n", message);
+    std::fflush(stderr);
+    if (abort_hook.cb) {
+        abort_hook.cb(message, abort_hook.data);
+    }
+}
+
+}  // namespace
+}  // namespace sdsage
+
+using namespace sdsage;
+
+extern "C" {
+
+SD_API sd_ctx_t * new_sd_ctx(const sd_ctx_params_t * params) {
+    return run((sd_ctx_t *)nullptr, [&]() -> sd_ctx_t * {
+        StageScope stage(Stage::load);
+        return sdsage_inner_new_sd_ctx(params);
+    });
+}
+
+SD_API sd_image_t * generate_image(sd_ctx_t * ctx, const sd_img_gen_params_t * params) {
+    return run((sd_image_t *)nullptr, [&] { return sdsage_inner_generate_image(ctx, params); });
+}
+
+SD_API sd_image_t * generate_video(sd_ctx_t * ctx, const sd_vid_gen_params_t * params, int * count) {
+    return run((sd_image_t *)nullptr, [&] { return sdsage_inner_generate_video(ctx, params, count); });
+}
+
+SD_API upscaler_ctx_t * new_upscaler_ctx(const char * path, bool offload, bool direct, int n_threads, int tile_size) {
+    return run((upscaler_ctx_t *)nullptr, [&]() -> upscaler_ctx_t * {
+        StageScope stage(Stage::load);
+        return sdsage_inner_new_upscaler_ctx(path, offload, direct, n_threads, tile_size);
+    });
+}
+
+SD_API sd_image_t upscale(upscaler_ctx_t * ctx, sd_image_t image, uint32_t factor) {
+    return run(sd_image_t{}, [&] {
+        StageScope stage(Stage::upscale);
+        return sdsage_inner_upscale(ctx, image, factor);
+    });
+}
+
+SD_API bool convert(const char * input, const char * vae, const char * output, enum sd_type_t type, const char * rules, bool names) {
+    return run(false, [&] {
+        StageScope stage(Stage::convert);
+        return sdsage_inner_convert(input, vae, output, type, rules, names);
+    });
+}
+
+int sdsage_abi_version(void) { return SDSAGE_ABI_VERSION; }
+const char * sdsage_layout(void) { return SDSAGE_LAYOUT; }
+const char * sdsage_build_info(void) { return SDSAGE_BUILD_INFO; }
+void sdsage_free(void * p) { std::free(p); }
+
+void sdsage_free_images(sd_image_t * images, int count) {
+    for (int i = 0; images != nullptr && i < count; i++) {
+        std::free(images[i].data);
+    }
+    std::free(images);
+}
+
+enum sdsage_status_t sdsage_last_status(void) { return last_outcome().status; }
+const char * sdsage_last_error(void) { return last_outcome().error.c_str(); }
+int sdsage_last_step(void) { return last_outcome().step; }
+enum sdsage_expert_t sdsage_last_expert(void) { return last_outcome().expert; }
+
+void sdsage_set_event_callback(sdsage_event_cb_t cb, void * data) { set_event_callback(cb, data); }
+
+void sdsage_set_abort_callback(sdsage_abort_cb_t cb, void * data) {
+    abort_hook = { cb, data };
+    ggml_set_abort_callback(on_ggml_abort);
+}
+
+void sdsage_cancel(void) { request_cancel(); }
+
+const char * sdsage_version_name(const sd_ctx_t * ctx) { return version_name(ctx); }
+bool sdsage_has_two_experts(const sd_ctx_t * ctx) { return has_two_experts(ctx); }
+bool sdsage_can_encode(const sd_ctx_t * ctx) { return can_encode(ctx); }
+bool sdsage_needs_encoder(const sd_ctx_t * ctx) { return needs_encoder(ctx); }
+int sdsage_size_multiple(const sd_ctx_t * ctx) { return size_multiple(ctx); }
+
+void sdsage_keep_latents(bool keep) { keep_latents() = keep; }
+
+sdsage_latents_t * sdsage_take_latents(int * count) {
+    auto & kept = last_outcome().latents;
+    *count      = static_cast<int>(kept.size());
+    auto * out  = static_cast<sdsage_latents_t *>(std::calloc(kept.size() + 1, sizeof(sdsage_latents_t)));
+    for (size_t i = 0; out != nullptr && i < kept.size(); i++) {
+        const size_t bytes = kept[i].data.size() * sizeof(float);
+        out[i].data        = static_cast<float *>(std::malloc(bytes));
+        out[i].n_dims      = static_cast<int>(kept[i].shape.size());
+        std::memcpy(out[i].data, kept[i].data.data(), bytes);
+        std::memcpy(out[i].ne, kept[i].shape.data(), kept[i].shape.size() * sizeof(int64_t));
+    }
+    kept.clear();
+    return out;
+}
+
+void sdsage_free_latents(sdsage_latents_t * latents, int count) {
+    for (int i = 0; latents != nullptr && i < count; i++) {
+        std::free(latents[i].data);
+    }
+    std::free(latents);
+}
+
+sd_image_t * sdsage_decode(sd_ctx_t * ctx, const sdsage_latents_t * latents, const sd_tiling_params_t * tiling, bool video, int * count) {
+    return run((sd_image_t *)nullptr, [&] {
+        const std::vector<int64_t> shape(latents->ne, latents->ne + latents->n_dims);
+        return decode_latents(ctx, latents->data, shape, *tiling, video, count);
+    });
+}
+
+}  // extern "C"

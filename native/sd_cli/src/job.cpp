@@ -1,0 +1,240 @@
+#include "job.h"
+
+#include <chrono>
+#include <cstdlib>
+
+namespace sdsage {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+struct StageState {
+    Stage stage;
+    Expert expert;
+    int steps;
+    int step = 0;             // step that is being computed
+    Clock::time_point begun;  // of the stage
+    Clock::time_point step_begun;
+};
+
+// State of the job that holds `turn`. Only `cancel`, `error` and `failed` are touched by other threads.
+struct State {
+    std::vector<StageState> stages;  // nested: a hires pass decodes inside, say
+    std::atomic<bool> cancel{ false };
+    std::atomic<bool> failed{ false };
+    sdsage_status_t status = SDSAGE_OK;
+    int steps_before       = 0;  // of the sampling stages that are over: steps count over both experts
+    int bad_step           = 0;
+    Expert bad_expert      = Expert::only;
+    bool keep              = false;
+    std::vector<Latents> latents;
+    std::mutex error_lock;
+    std::vector<std::string> errors;
+};
+
+std::mutex turn;          // held by the running job
+std::mutex current_lock;  // guards `current`
+State * current = nullptr;
+std::atomic<sdsage_event_cb_t> event_cb{ nullptr };
+std::atomic<void *> event_data{ nullptr };
+
+sdsage_expert_t to_c(Expert e) { return static_cast<sdsage_expert_t>(e); }
+
+void send(sdsage_event_kind_t kind, const StageState & s, int step, double seconds) {
+    if (auto cb = event_cb.load()) {
+        const sdsage_event_t e = { kind, static_cast<sdsage_stage_t>(s.stage), to_c(s.expert), step, s.steps, seconds };
+        cb(&e, event_data.load());
+    }
+}
+
+const char * expert_name(Expert e) {
+    return e == Expert::high_noise ? "the high-noise expert" : e == Expert::low_noise ? "the low-noise expert" : "the model";
+}
+
+void stop_non_finite(StageState & s, int step) {
+    current->status     = SDSAGE_NON_FINITE;
+    current->bad_step   = current->steps_before + step;
+    current->bad_expert = s.expert;
+    fail("latents are not finite after step " + std::to_string(current->bad_step) + " in " + expert_name(s.expert) +
+         "; a weight type with more range, another attention or a lower cfg-scale may help");
+}
+
+// A step is over when the next one begins or the stage ends: samplers of higher order evaluate a step more than once.
+void close_step(StageState & s) {
+    if (s.step > 0) {
+        send(SDSAGE_EVENT_STEP, s, s.step, since(s.step_begun));
+        s.step = 0;
+    }
+}
+
+std::string joined(const std::vector<std::string> & lines) {
+    constexpr size_t shown = 3;
+    std::string text;
+    for (size_t i = 0; i < lines.size() && i < shown; i++) {
+        text += (i ? "; " : "") + lines[i];
+    }
+    if (lines.size() > shown) {
+        text += "; and " + std::to_string(lines.size() - shown) + " more errors";
+    }
+    return text;
+}
+
+}  // namespace
+
+Outcome & last_outcome() {
+    static thread_local Outcome outcome;
+    return outcome;
+}
+
+bool & keep_latents() {
+    static thread_local bool keep = false;
+    return keep;
+}
+
+Job::Job() {
+    turn.lock();
+    std::lock_guard<std::mutex> lock(current_lock);
+    current        = new State;
+    current->keep  = keep_latents();
+    last_outcome() = {};
+}
+
+Job::~Job() {
+    std::lock_guard<std::mutex> lock(current_lock);
+    Outcome & o = last_outcome();
+    o.status    = current->status;
+    o.error     = joined(current->errors);
+    o.step      = current->bad_step;
+    o.expert    = to_c(current->bad_expert);
+    o.latents   = std::move(current->latents);
+    delete current;
+    current        = nullptr;
+    keep_latents() = false;
+    turn.unlock();
+}
+
+void Job::finish(bool ok) {
+    std::lock_guard<std::mutex> lock(current->error_lock);
+    if (ok && !current->failed) {
+        current->status = SDSAGE_OK;
+        current->errors.clear();
+    } else if (current->status == SDSAGE_OK) {
+        const bool cancelled = current->cancel;
+        current->status      = cancelled ? SDSAGE_CANCELLED : SDSAGE_FAILED;
+        if (cancelled) {
+            current->errors = { "cancelled" };
+        } else if (current->errors.empty()) {
+            current->errors = { "the engine gave no reason" };
+        }
+    }
+}
+
+void Job::finish_exception(const std::string & what) {
+    current->status = SDSAGE_EXCEPTION;
+    std::lock_guard<std::mutex> lock(current->error_lock);
+    current->errors.insert(current->errors.begin(), what);
+}
+
+void request_cancel() {
+    std::lock_guard<std::mutex> lock(current_lock);
+    if (current != nullptr) {
+        current->cancel = true;
+    }
+}
+
+void set_event_callback(sdsage_event_cb_t cb, void * data) {
+    event_data = data;
+    event_cb   = cb;
+}
+
+// ---- what the pipeline calls (sdsage_seam.hpp); nothing of it runs outside a job but note_log
+
+void stage_begin(Stage stage, Expert expert, int steps) {
+    current->stages.push_back({ stage, expert, steps, 0, Clock::now(), Clock::now() });
+    send(SDSAGE_EVENT_BEGIN, current->stages.back(), 0, 0.0);
+}
+
+void stage_end(Stage) {
+    StageState & s = current->stages.back();
+    close_step(s);
+    if (s.stage == Stage::sample) {
+        current->steps_before += s.steps;
+    }
+    send(SDSAGE_EVENT_END, s, 0, since(s.begun));
+    current->stages.pop_back();
+}
+
+bool step_begin(int step, bool finite) {
+    StageState & s = current->stages.back();
+    const int n    = std::abs(step);  // upstream counts the second evaluation of a step negatively
+    if (!finite) {
+        stop_non_finite(s, n > 1 ? n - 1 : 1);
+        return false;
+    }
+    if (current->cancel) {
+        s.step = 0;
+        return false;
+    }
+    if (n != s.step) {
+        close_step(s);
+        s.step       = n;
+        s.step_begun = Clock::now();
+    }
+    return true;
+}
+
+bool step_end(int step, bool finite) {
+    StageState & s = current->stages.back();
+    if (!finite) {
+        stop_non_finite(s, std::abs(step));
+        s.step = 0;
+        return false;
+    }
+    return !current->cancel;
+}
+
+void fail(const std::string & why) {
+    std::lock_guard<std::mutex> lock(current->error_lock);
+    current->failed = true;
+    current->errors.insert(current->errors.begin(), why);
+}
+
+void reject(const std::string & why) {
+    current->status = SDSAGE_BAD_REQUEST;
+    fail(why);
+}
+
+bool failed() { return current->failed; }
+
+void note_log(int level, const char * text) {
+    if (level != SD_LOG_ERROR) {
+        return;
+    }
+    std::string line(text);
+    const size_t dash = line.find(" - ");  // upstream puts "file:line - " in front
+    if (dash != std::string::npos && dash < 64) {
+        line.erase(0, dash + 3);
+    }
+    while (!line.empty() && (line.back() == '\n' || line.back() == ' ')) {
+        line.pop_back();
+    }
+    std::lock_guard<std::mutex> job(current_lock);
+    if (current != nullptr) {  // a line outside every job has no owner
+        std::lock_guard<std::mutex> lock(current->error_lock);
+        current->errors.push_back(line);
+    }
+}
+
+bool wants_latents() { return current->keep; }
+
+void give_latents(const float * data, const std::vector<int64_t> & shape) {
+    int64_t n = 1;
+    for (int64_t d : shape) {
+        n *= d;
+    }
+    current->latents.push_back({ std::vector<float>(data, data + n), shape });
+}
+
+}  // namespace sdsage

@@ -1,0 +1,48 @@
+// The job that this process is running, and what is known of the last one of a thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "sdsage.h"
+#include "sdsage_seam.hpp"
+
+namespace sdsage {
+
+struct Latents {
+    std::vector<float> data;
+    std::vector<int64_t> shape;
+};
+
+// Outcome of the last job of a thread.
+struct Outcome {
+    sdsage_status_t status = SDSAGE_OK;
+    std::string error;
+    int step               = 0;
+    sdsage_expert_t expert = SDSAGE_EXPERT_ONLY;
+    std::vector<Latents> latents;
+};
+
+Outcome & last_outcome();  // of this thread
+bool & keep_latents();     // of this thread's next job
+
+// One native job. The constructor waits until no other job runs; the destructor files the outcome.
+class Job {
+  public:
+    Job();
+    ~Job();
+    Job(const Job &)             = delete;
+    Job & operator=(const Job &) = delete;
+
+    // Call when the body returned: `ok` is its own verdict.
+    void finish(bool ok);
+    void finish_exception(const std::string & what);
+};
+
+void request_cancel();
+void set_event_callback(sdsage_event_cb_t cb, void * data);
+
+}  // namespace sdsage
