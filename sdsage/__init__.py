@@ -1,0 +1,142 @@
+"""sdsage: image and video generation with stable-diffusion.cpp, without PyTorch.
+
+    import sdsage
+
+    params = sdsage.SdCtxParams()
+    params.diffusion_model_path = "wan2.2-low.gguf"
+    with sdsage.Context(params) as ctx:
+        result = ctx.generate_video(sdsage.SdVidGenParams(prompt="a lovely cat", video_frames=33))
+
+The names below are loaded when they are first used: importing sdsage loads no native code.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sdsage._job import Device, Preview, Progress, Step, devices
+    from sdsage.context import Adjustment, Context, Result, Timings
+    from sdsage.enums import (
+        CacheMode,
+        HiresUpscaler,
+        LogLevel,
+        LoraApplyMode,
+        Prediction,
+        PreviewMode,
+        RngType,
+        SampleMethod,
+        Scheduler,
+        SdType,
+    )
+    from sdsage.errors import (
+        BadRequest,
+        Cancelled,
+        ContextClosed,
+        GenerationError,
+        MissingExtra,
+        ModelError,
+        NonFiniteError,
+        OutputError,
+        SdsageError,
+    )
+    from sdsage.params import (
+        SdCacheParams,
+        SdCtxParams,
+        SdEmbedding,
+        SdGuidanceParams,
+        SdHiresParams,
+        SdImgGenParams,
+        SdLora,
+        SdPmParams,
+        SdSampleParams,
+        SdSlgParams,
+        SdTilingParams,
+        SdVidGenParams,
+    )
+    from sdsage.upscaler import Upscaler, convert
+
+_WHERE = {
+    "_job": "Device Preview Progress Step devices",
+    "context": "Adjustment Context Result Timings",
+    "enums": "CacheMode HiresUpscaler LogLevel LoraApplyMode Prediction PreviewMode RngType SampleMethod Scheduler SdType",
+    "errors": "BadRequest Cancelled ContextClosed GenerationError MissingExtra ModelError NonFiniteError OutputError SdsageError",
+    "params": "SdCacheParams SdCtxParams SdEmbedding SdGuidanceParams SdHiresParams SdImgGenParams SdLora SdPmParams"
+    " SdSampleParams SdSlgParams SdTilingParams SdVidGenParams",
+    "upscaler": "Upscaler convert",
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
+
+try:
+    __version__ = version("sdsage")
+except PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [  # noqa: PLE0604
+    "Adjustment",
+    "BadRequest",
+    "CacheMode",
+    "Cancelled",
+    "Context",
+    "ContextClosed",
+    "Device",
+    "GenerationError",
+    "HiresUpscaler",
+    "LogLevel",
+    "LoraApplyMode",
+    "MissingExtra",
+    "ModelError",
+    "NonFiniteError",
+    "OutputError",
+    "Prediction",
+    "Preview",
+    "PreviewMode",
+    "Progress",
+    "Result",
+    "RngType",
+    "SampleMethod",
+    "Scheduler",
+    "SdCacheParams",
+    "SdCtxParams",
+    "SdEmbedding",
+    "SdGuidanceParams",
+    "SdHiresParams",
+    "SdImgGenParams",
+    "SdLora",
+    "SdPmParams",
+    "SdSampleParams",
+    "SdSlgParams",
+    "SdTilingParams",
+    "SdType",
+    "SdVidGenParams",
+    "SdsageError",
+    "Step",
+    "Timings",
+    "Upscaler",
+    "build_info",
+    "convert",
+    "devices",
+]
+
+
+def build_info() -> dict[str, Any]:
+    """Versions, pins, compiler and backends of the native library, and where it and sd-cli are."""
+    import json
+
+    from sdsage import _ffi
+
+    info: dict[str, Any] = json.loads(_ffi.text(_ffi.lib.sdsage_build_info()))
+    info["backends"] = sorted({d.name.split(":")[0] for d in import_module("sdsage._job").devices()})
+    info["library"] = str(_ffi.library_dir() / "libsdsage.so")
+    info["sd_cli"] = str(_ffi.sd_cli_path())
+    return info
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'sdsage' has no attribute {name!r}")
+    return getattr(import_module(f"sdsage.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""`python -m sdsage`"""
+
+from sdsage.cli import main
+
+main()

@@ -1,0 +1,142 @@
+"""The only module that knows cffi: finds libsdsage, checks that it is the one this package was built with, and offers it.
+
+ABI mode: the declarations (cdef.h) are written at build time from the very headers that the library was compiled with, and
+at import the library's ABI version and the size and last offset of every struct are compared with what cffi makes of them.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import cffi
+import numpy as np
+from numpy.typing import NDArray
+
+ABI_VERSION = 1
+PACKAGE_LIBRARY_DIR = Path(__file__).parent / "_lib"
+
+
+def library_dir() -> Path:
+    """Folder of libsdsage, sd-cli and cdef.h: SDSAGE_LIB_DIR, else inside the package."""
+    return Path(os.environ.get("SDSAGE_LIB_DIR") or PACKAGE_LIBRARY_DIR)
+
+
+def sd_cli_path() -> Path:
+    """The native sd-cli executable that was built with this library."""
+    return library_dir() / "sd-cli"
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    cdef, library = folder / "cdef.h", folder / "libsdsage.so"
+    for path in (cdef, library):
+        if not path.is_file():
+            raise ImportError(
+                f"sdsage's native library is not built: {path} is missing. In a checkout run `pip install .`, "
+                "or set SDSAGE_LIB_DIR to a folder with libsdsage.so and cdef.h"
+            )
+    builder = cffi.FFI()
+    builder.cdef(cdef.read_text(encoding="utf-8"))
+    flags = os.RTLD_NOW | os.RTLD_LOCAL  # another ggml in the process keeps its symbols, we keep ours
+    try:
+        return builder, builder.dlopen(str(library), flags)
+    except OSError as error:
+        raise ImportError(f"{library} can't be loaded: {error}") from error
+
+
+def _check_layout(builder: Any, library: Any) -> None:
+    found = library.sdsage_abi_version()
+    if found != ABI_VERSION:
+        raise ImportError(f"libsdsage has ABI version {found}, this package needs {ABI_VERSION}: install both from one build")
+    for line in builder.string(library.sdsage_layout()).decode().splitlines():
+        name, size, offset = line.split()
+        struct = builder.typeof(name)
+        mine = (builder.sizeof(struct), struct.fields[-1][1].offset)
+        if mine != (int(size), int(offset)):
+            raise ImportError(
+                f"struct {name} is {size} bytes with its last field at {offset} in libsdsage, "
+                f"but {mine[0]} and {mine[1]} in cdef.h: install both from one build"
+            )
+
+
+ffi, lib = _load(library_dir())
+_check_layout(ffi, lib)
+
+
+def text(pointer: Any) -> str:
+    """A C string as str; "" for NULL."""
+    return "" if pointer == ffi.NULL else ffi.string(pointer).decode("utf-8", "replace")
+
+
+def take_text(pointer: Any) -> str:
+    """A C string that the caller owns."""
+    try:
+        return text(pointer)
+    finally:
+        lib.sdsage_free(pointer)
+
+
+def encode(value: str | os.PathLike[str] | None) -> Any:
+    """A char* that lives as long as the returned object; NULL for None. The engine reads UTF-8."""
+    if value is None:
+        return ffi.NULL
+    return ffi.new("char[]", value.encode("utf-8", "surrogateescape") if isinstance(value, str) else os.fsencode(value))
+
+
+def image_to_c(image: NDArray[np.uint8] | None, keep: list[Any]) -> Any:
+    """sd_image_t over the pixels of an H x W x C array; `keep` holds what must outlive the call."""
+    if image is None:
+        return ffi.new("sd_image_t *")[0]
+    pixels = np.ascontiguousarray(image)
+    buffer = ffi.from_buffer("uint8_t[]", pixels)
+    struct = ffi.new("sd_image_t *", (pixels.shape[1], pixels.shape[0], pixels.shape[2], buffer))
+    keep.extend((pixels, buffer, struct))
+    return struct[0]
+
+
+def image_from_c(image: Any) -> NDArray[np.uint8]:
+    """A copy of the pixels of an sd_image_t: H x W x C."""
+    shape = (image.height, image.width, image.channel)
+    data = ffi.buffer(image.data, shape[0] * shape[1] * shape[2])
+    return np.frombuffer(data, np.uint8).reshape(shape).copy()
+
+
+def images_from_c(images: Any, count: int) -> NDArray[np.uint8]:
+    """Copies of `count` images of one size: N x H x W x C."""
+    return np.stack([image_from_c(images[i]) for i in range(count)])
+
+
+def latents_from_c(latents: Any) -> NDArray[np.float32]:
+    """A copy of sdsage_latents_t with NumPy's order of dimensions: 1 x C x T x H x W, or 1 x C x H x W."""
+    shape = [latents.ne[i] for i in reversed(range(latents.n_dims))]
+    data = ffi.buffer(latents.data, 4 * int(np.prod(shape)))
+    return np.frombuffer(data, np.float32).reshape(shape).copy()
+
+
+def latents_to_c(latents: NDArray[np.float32], keep: list[Any]) -> Any:
+    """sdsage_latents_t * over an array of the order that `latents_from_c` gives."""
+    values = np.ascontiguousarray(latents, np.float32)
+    struct = ffi.new("sdsage_latents_t *")
+    buffer = ffi.from_buffer("float[]", values)
+    struct.data, struct.n_dims = buffer, values.ndim
+    for i, n in enumerate(reversed(values.shape)):
+        struct.ne[i] = n
+    keep.extend((values, buffer, struct))
+    return struct
+
+
+def preprocess_canny(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Edges of an H x W x 3 picture, with the thresholds that sd-cli uses for --canny."""
+    keep: list[Any] = []
+    edges = np.array(image, np.uint8, order="C")  # the engine writes into it
+    if not lib.preprocess_canny(image_to_c(edges, keep), 0.08, 0.08, 0.8, 1.0, False):
+        raise RuntimeError("the engine's canny preprocessor failed")
+    return edges
+
+
+def params_json(ctx: Any, img: Any = None, vid: Any = None) -> str:
+    """The C structs of parameter objects (`to_c` is called here) as the engine's side writes them."""
+    keep: list[Any] = []
+    pointers = [ffi.NULL if p is None else p.to_c(keep) for p in (ctx, img, vid)]
+    return take_text(lib.sdsage_params_json(*pointers))
+
+

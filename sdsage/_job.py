@@ -1,0 +1,263 @@
+"""Runs one native job at a time, off the calling thread, and brings back what it said and how it ended."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdsage._ffi import ffi, images_from_c, lib, text
+from sdsage.enums import LogLevel, PreviewMode
+from sdsage.errors import BadRequest, Cancelled, GenerationError, NonFiniteError, SdsageError
+
+T = TypeVar("T")
+log = logging.getLogger("sdsage")
+
+STAGES = ("load", "encode_text", "encode_image", "sample", "decode", "upscale", "convert")
+EXPERTS = (None, "low-noise", "high-noise")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a job is.
+
+    Attributes:
+        stage: "load", "encode_text", "encode_image", "sample", "decode", "upscale" or "convert".
+        step: 0 when the stage begins, then 1..steps.
+        steps: steps of the stage; 0 when it has none.
+        seconds: time since the stage began.
+        expert: "low-noise" or "high-noise" while sampling with two experts, else None.
+    """
+
+    stage: str
+    step: int
+    steps: int
+    seconds: float
+    expert: str | None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """How intermediate pictures are made: see `sd_set_preview_callback`. `interval` counts steps."""
+
+    mode: PreviewMode
+    interval: int = 1
+    denoised: bool = True
+    noisy: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One sampling step: its seconds and the expert that did it (None when the model has one)."""
+
+    seconds: float
+    expert: str | None
+
+
+OnProgress = Callable[[Progress], None]
+OnLog = Callable[[LogLevel, str], None]
+OnPreview = Callable[[int, NDArray[np.uint8], bool], None]
+
+
+@dataclass
+class Hooks:
+    """Who listens to a job, and what was measured while it ran."""
+
+    on_progress: OnProgress | None = None
+    on_log: OnLog | None = None
+    on_preview: OnPreview | None = None
+    preview: Preview | None = None
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+    steps: list[Step] = field(default_factory=list)
+    stages: list[tuple[str, str | None, int, float]] = field(default_factory=list)  # stage, expert, steps, begun
+    raised: BaseException | None = None  # first exception of a callback
+
+    def call(self, callback: Callable[..., None] | None, *args: Any) -> None:
+        """A callback never raises into C: its exception is kept, the job is stopped, and `run` raises it."""
+        if callback is None or self.raised is not None:
+            return
+        try:
+            callback(*args)
+        except BaseException as error:
+            self.raised = error
+            lib.sdsage_cancel()
+
+
+_turn = threading.Lock()  # held by the running job
+_running: Hooks | None = None
+_worker: int | None = None  # thread id of the running job
+
+
+def _log_unheard(level: LogLevel, line: str) -> None:
+    log.log({LogLevel.DEBUG: 10, LogLevel.INFO: 20, LogLevel.WARN: 30}.get(level, 40), "%s", line)
+
+
+@ffi.callback("sd_log_cb_t")  # type: ignore[untyped-decorator]
+def _on_log(level: int, line: Any, data: Any) -> None:
+    hooks, message = _running, text(line).rstrip("\n")
+    if hooks is not None and hooks.on_log is not None:
+        hooks.call(hooks.on_log, LogLevel(level), message)
+    else:
+        _log_unheard(LogLevel(level), message)
+
+
+@ffi.callback("sdsage_event_cb_t")  # type: ignore[untyped-decorator]
+def _on_event(event: Any, data: Any) -> None:
+    hooks = _running
+    if hooks is None:
+        return
+    stage, expert = STAGES[event.stage], EXPERTS[event.expert]
+    if event.kind == lib.SDSAGE_EVENT_BEGIN:
+        hooks.stages.append((stage, expert, event.steps, time.monotonic()))
+        hooks.call(hooks.on_progress, Progress(stage, 0, event.steps, 0.0, expert))
+    elif event.kind == lib.SDSAGE_EVENT_STEP:
+        hooks.steps.append(Step(event.seconds, expert))
+    else:
+        hooks.stages.pop()
+        hooks.seconds[stage] = hooks.seconds.get(stage, 0.0) + event.seconds
+
+
+@ffi.callback("sd_progress_cb_t")  # type: ignore[untyped-decorator]
+def _on_progress(step: int, steps: int, seconds: float, data: Any) -> None:
+    hooks = _running
+    if hooks is not None and hooks.stages and step > 0:
+        stage, expert, _, begun = hooks.stages[-1]
+        hooks.call(hooks.on_progress, Progress(stage, step, steps, time.monotonic() - begun, expert))
+
+
+@ffi.callback("sd_preview_cb_t")  # type: ignore[untyped-decorator]
+def _on_preview(step: int, count: int, frames: Any, noisy: bool, data: Any) -> None:
+    hooks = _running
+    if hooks is not None and hooks.on_preview is not None:
+        hooks.call(hooks.on_preview, step, images_from_c(frames, count), bool(noisy))
+
+
+# The engine's callbacks are process-wide: they are set once and find the running job themselves.
+lib.sd_set_log_callback(_on_log, ffi.NULL)
+lib.sd_set_progress_callback(_on_progress, ffi.NULL)
+lib.sdsage_set_event_callback(_on_event, ffi.NULL)
+lib.sdsage_set_abort_callback(ffi.NULL, ffi.NULL)
+
+
+def _set_preview(hooks: Hooks) -> None:
+    p = hooks.preview
+    if p is None or hooks.on_preview is None:
+        lib.sd_set_preview_callback(ffi.NULL, PreviewMode.NONE, 1, False, False, ffi.NULL)
+    else:
+        lib.sd_set_preview_callback(_on_preview, p.mode, max(1, p.interval), p.denoised, p.noisy, ffi.NULL)
+
+
+@dataclass
+class _Outcome:
+    """What the worker thread brings back."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+
+def failure() -> SdsageError:
+    """The last job of this thread as an exception."""
+    status, message = lib.sdsage_last_status(), text(lib.sdsage_last_error())
+    if status == lib.SDSAGE_CANCELLED:
+        return Cancelled("the job was cancelled")
+    if status == lib.SDSAGE_NON_FINITE:
+        return NonFiniteError(message, lib.sdsage_last_step(), EXPERTS[lib.sdsage_last_expert()])
+    if status == lib.SDSAGE_BAD_REQUEST:
+        return BadRequest(message)
+    return GenerationError(message)
+
+
+@contextlib.contextmanager
+def _the_turn() -> Iterator[None]:
+    if _worker == threading.get_ident():
+        raise SdsageError("a callback can't start another native job: return first, then start it")
+    with _turn:
+        yield
+
+
+def run(body: Callable[[], T], hooks: Hooks, device: str | None = None) -> T:
+    """Runs `body` on a thread of its own and returns what it returns.
+
+    Waits for its turn: one native job runs per process. An interrupt (Ctrl-C) cancels the job, waits until it has
+    stopped, and is raised again. An exception of a callback stops the job and is raised with its own traceback.
+
+    Raises:
+        BadRequest: there is no such device.
+        SdsageError: called from within a callback.
+    """
+    global _running
+    with _the_turn():
+        outcome = _Outcome()
+
+        def work() -> None:
+            global _worker
+            _worker = threading.get_ident()
+            try:
+                select_device(device)
+                outcome.result = body()
+            except BaseException as error:
+                outcome.error = error
+            finally:
+                _worker = None
+
+        _set_preview(hooks)
+        _running = hooks
+        thread = threading.Thread(target=work, name="sdsage-job", daemon=True)
+        try:
+            thread.start()
+            _join(thread)
+        finally:
+            _running = None
+            lib.sd_set_preview_callback(ffi.NULL, PreviewMode.NONE, 1, False, False, ffi.NULL)
+        if hooks.raised is not None:
+            raise hooks.raised
+        if outcome.error is not None:
+            raise outcome.error
+        result: T = outcome.result
+        return result
+
+
+def _join(thread: threading.Thread) -> None:
+    """Waits for the job; an interrupt stops it first and is then raised."""
+    interrupt: BaseException | None = None
+    while thread.is_alive():
+        try:
+            thread.join()
+        except BaseException as error:
+            interrupt = interrupt or error
+            lib.sdsage_cancel()
+    if interrupt is not None:
+        raise interrupt
+
+
+def select_device(name: str | None) -> None:
+    """The device of what this thread makes next; None leaves it to the engine (the first GPU, else the CPU)."""
+    if not lib.sdsage_set_device(ffi.NULL if name is None else name.encode()):
+        known = ", ".join(d.name for d in devices())
+        raise BadRequest(f"there is no device {name!r} here; devices of this build: {known}")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A compute device. `name` is what `device=` takes; memory in bytes; kind "cpu", "gpu", "igpu" or "accel"."""
+
+    name: str
+    kind: str
+    description: str
+    memory_free: int
+    memory_total: int
+
+
+def devices() -> list[Device]:
+    """The devices that this build can use, in the engine's order."""
+    found = []
+    for i in range(lib.sdsage_device_count()):
+        d = ffi.new("sdsage_device_t *")
+        lib.sdsage_get_device(i, d)
+        found.append(Device(text(d.name), text(d.kind), text(d.description), d.memory_free, d.memory_total))
+    return found

@@ -1,0 +1,55 @@
+"""Error classes. Each also inherits the builtin a reader would catch, and knows the exit code of the CLI."""
+
+
+class SdsageError(Exception):
+    """Base of every error that sdsage raises on purpose."""
+
+    exit_code = 1
+
+
+class BadRequest(SdsageError, ValueError):
+    """A value the caller gave is wrong: says what was asked, what is allowed and what to do."""
+
+    exit_code = 2
+
+
+class ModelError(BadRequest):
+    """A model file is missing, damaged, or not what its slot needs."""
+
+
+class OutputError(BadRequest):
+    """An output name, folder or container that can't be used."""
+
+
+class MissingExtra(SdsageError, ImportError):
+    """An optional dependency is not installed; the message names the extra to install."""
+
+    exit_code = 2
+
+
+class GenerationError(SdsageError, RuntimeError):
+    """The engine failed at run time; the message holds its last errors."""
+
+
+class NonFiniteError(GenerationError):
+    """Latents became NaN or Inf.
+
+    Attributes:
+        step: sampling step after which it was seen, counted from 1 over both experts.
+        expert: "low-noise", "high-noise", or None when the model has one expert.
+    """
+
+    def __init__(self, message: str, step: int, expert: str | None) -> None:
+        super().__init__(message)
+        self.step = step
+        self.expert = expert
+
+
+class Cancelled(SdsageError):
+    """The job was cancelled by `cancel()`; the context can be used again."""
+
+    exit_code = 130
+
+
+class ContextClosed(SdsageError, RuntimeError):
+    """The context was used after `close()`."""

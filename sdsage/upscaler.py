@@ -1,0 +1,153 @@
+"""ESRGAN upscaling and file conversion."""
+
+import os
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdsage import _job
+from sdsage._ffi import encode, ffi, image_from_c, image_to_c, lib
+from sdsage._files import check_model_file
+from sdsage._job import Hooks, OnLog, OnProgress
+from sdsage._struct import as_image
+from sdsage.enums import SdType
+from sdsage.errors import BadRequest, ContextClosed, ModelError, OutputError
+
+
+class Upscaler:
+    """An ESRGAN model.
+
+    Args:
+        path: the model file.
+        device: as for `Context`.
+        n_threads: CPU threads; below 1 takes the physical cores.
+        tile_size: pixels of a tile's side; pictures larger than it are done in tiles.
+        direct: convolutions without im2col.
+        offload_params_to_cpu: keep the weights in RAM.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        device: str | None = None,
+        n_threads: int = -1,
+        tile_size: int = 128,
+        direct: bool = False,
+        offload_params_to_cpu: bool = False,
+        allow_pickle: bool = False,
+        on_progress: OnProgress | None = None,
+        on_log: OnLog | None = None,
+    ) -> None:
+        self._ctx: Any = None
+        self._device, self._on_progress, self._on_log = device, on_progress, on_log
+        check_model_file(os.fspath(path), "the upscaler (--upscale-model)", allow_pickle)
+        if tile_size < 1:
+            raise BadRequest(f"tile_size is {tile_size}: 1 pixel or more is needed")
+        threads = n_threads if n_threads > 0 else lib.sd_get_num_physical_cores()
+
+        def load() -> Any:
+            ctx = lib.new_upscaler_ctx(encode(path), offload_params_to_cpu, direct, threads, tile_size)
+            if ctx == ffi.NULL:
+                raise ModelError(f"{os.fspath(path)} is not an upscaler that this engine can load: {_job.failure()}")
+            return ctx
+
+        self._ctx = _job.run(load, self._hooks(), device)
+
+    def _hooks(self) -> Hooks:
+        return Hooks(self._on_progress, self._on_log)
+
+    @property
+    def _open(self) -> Any:
+        if self._ctx is None:
+            raise ContextClosed("this upscaler is closed: make a new one")
+        return self._ctx
+
+    @property
+    def factor(self) -> int:
+        """How many times larger a picture becomes."""
+        return int(lib.get_upscale_factor(self._open))
+
+    def upscale(self, image: Any) -> NDArray[np.uint8]:
+        """An upscaled copy of a picture: H x W x 3 to (H factor) x (W factor) x 3."""
+        ctx, pixels = self._open, as_image(image, "image")
+        if pixels is None or pixels.shape[2] != 3:
+            raise BadRequest("image: a picture of H x W x 3 is needed")
+
+        def work() -> NDArray[np.uint8]:
+            keep: list[Any] = []
+            made = lib.upscale(ctx, image_to_c(pixels, keep), self.factor)
+            if made.data == ffi.NULL:
+                raise _job.failure()
+            try:
+                return image_from_c(made)
+            finally:
+                lib.sdsage_free(made.data)
+
+        return _job.run(work, self._hooks(), self._device)
+
+    def close(self) -> None:
+        """Frees the model. Harmless when already closed."""
+        ctx, self._ctx = self._ctx, None
+        if ctx is not None:
+            _job.run(lambda: lib.free_upscaler_ctx(ctx), Hooks())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def convert(
+    input_path: str | os.PathLike[str],
+    output_path: str | os.PathLike[str],
+    *,
+    vae_path: str | os.PathLike[str] | None = None,
+    type: SdType | str = SdType.COUNT,
+    tensor_type_rules: str = "",
+    convert_name: bool = False,
+    overwrite: bool = False,
+    allow_pickle: bool = False,
+    on_progress: OnProgress | None = None,
+    on_log: OnLog | None = None,
+) -> Path:
+    """Writes a model file in another format (.gguf, .safetensors) or weight type.
+
+    The file is written under a temporary name and renamed when whole.
+
+    Args:
+        type: weight type of the output; `SdType.COUNT` keeps each tensor's own.
+        tensor_type_rules: "pattern=type,..." for single tensors.
+        convert_name: rename the tensors to the engine's own names.
+
+    Raises:
+        ModelError: an input can't be read. OutputError: the output can't be written. GenerationError: it failed.
+    """
+    target = Path(output_path)
+    check_model_file(os.fspath(input_path), "the input (--model)", allow_pickle, folder_ok=True)
+    if vae_path is not None:
+        check_model_file(os.fspath(vae_path), "the VAE (--vae)", allow_pickle)
+    if target.suffix not in (".gguf", ".safetensors"):
+        raise OutputError(f"the output {target} must end in .gguf or .safetensors")
+    if target.is_dir() or (target.exists() and not overwrite):
+        raise OutputError(f"{target} exists: choose another name" + ("" if target.is_dir() else ", or allow it with --overwrite"))
+    if not os.access(target.parent, os.W_OK):
+        raise OutputError(f"{target.parent} is not a folder that can be written to")
+    # the engine decides the format by the ending
+    partial = target.with_name(f".{target.stem}.{os.getpid()}.part{target.suffix}")
+    wtype = SdType.parse(type)
+
+    def work() -> None:
+        args = (encode(input_path), encode(vae_path), encode(partial), int(wtype), encode(tensor_type_rules), convert_name)
+        if not lib.convert(*args):
+            raise _job.failure()
+
+    try:
+        _job.run(work, Hooks(on_progress, on_log))
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
