@@ -46,7 +46,9 @@ def _load(folder: Path) -> tuple[Any, Any]:
 def _check_layout(builder: Any, library: Any) -> None:
     found = library.sdsage_abi_version()
     if found != ABI_VERSION:
-        raise ImportError(f"libsdsage has ABI version {found}, this package needs {ABI_VERSION}: install both from one build")
+        raise ImportError(
+            f"libsdsage has ABI version {found}, this package needs {ABI_VERSION}: install both from one build"
+        )
     for line in builder.string(library.sdsage_layout()).decode().splitlines():
         name, size, offset = line.split()
         struct = builder.typeof(name)
@@ -138,5 +140,3 @@ def params_json(ctx: Any, img: Any = None, vid: Any = None) -> str:
     keep: list[Any] = []
     pointers = [ffi.NULL if p is None else p.to_c(keep) for p in (ctx, img, vid)]
     return take_text(lib.sdsage_params_json(*pointers))
-
-

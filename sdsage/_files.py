@@ -56,7 +56,9 @@ def check_model_file(path: str, where: str, allow_pickle: bool, folder_ok: bool 
             "or allow it (allow_pickle=True, --allow-pickle) if you trust where it comes from"
         )
     if kind == "unknown":
-        raise ModelError(f"{where} names {path}, which is neither GGUF nor safetensors (nor a checkpoint): fetch the file again")
+        raise ModelError(
+            f"{where} names {path}, which is neither GGUF nor safetensors (nor a checkpoint): fetch the file again"
+        )
 
 
 def check_context_files(params: SdCtxParams, allow_pickle: bool) -> None:

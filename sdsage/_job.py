@@ -141,7 +141,6 @@ def _on_preview(step: int, count: int, frames: Any, noisy: bool, data: Any) -> N
 lib.sd_set_log_callback(_on_log, ffi.NULL)
 lib.sd_set_progress_callback(_on_progress, ffi.NULL)
 lib.sdsage_set_event_callback(_on_event, ffi.NULL)
-lib.sdsage_set_abort_callback(ffi.NULL, ffi.NULL)
 
 
 def _set_preview(hooks: Hooks) -> None:

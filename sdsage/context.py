@@ -222,7 +222,9 @@ class Context:
 
         seeds = self._seeds(params.seed, params.batch_count)
         adjusted = self.check_size(params.width, params.height)
-        return self._generate(body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents)
+        return self._generate(
+            body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents
+        )
 
     def generate_video(
         self,
@@ -243,7 +245,11 @@ class Context:
         if high > MAX_STEPS or (high > 0 and not self.two_experts):
             raise BadRequest(
                 f"high_noise_sample_params.sample_steps is {high}: "
-                + (f"at most {MAX_STEPS} are possible" if self.two_experts else "no high-noise diffusion model is loaded")
+                + (
+                    f"at most {MAX_STEPS} are possible"
+                    if self.two_experts
+                    else "no high-noise diffusion model is loaded"
+                )
             )
         given = params.init_image is not None or params.end_image is not None or bool(params.control_frames)
         self._check_encoder(given, bool(lib.sdsage_needs_encoder(self._open)))
@@ -256,7 +262,9 @@ class Context:
 
         seeds = self._seeds(params.seed, 1)
         adjusted = self.check_size(params.width, params.height, params.video_frames)
-        return self._generate(body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents)
+        return self._generate(
+            body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents
+        )
 
     def decode(
         self,
@@ -269,13 +277,17 @@ class Context:
         self._begin_use()
         video = np.ndim(latents) == 5
         if np.ndim(latents) not in (4, 5) or not np.isfinite(latents).all():
-            raise BadRequest(f"latents have shape {np.shape(latents)}: finite values of 1 x C x T x H x W or 1 x C x H x W are needed")
+            raise BadRequest(
+                f"latents have shape {np.shape(latents)}: finite values of 1 x C x T x H x W or 1 x C x H x W are needed"
+            )
 
         def work() -> NDArray[np.uint8]:
             keep: list[Any] = []
             count = ffi.new("int *")
             c_tiling = (tiling or SdTilingParams()).to_c(keep)
-            return _take_images(lib.sdsage_decode(self._open, latents_to_c(latents, keep), c_tiling, video, count), count[0])
+            return _take_images(
+                lib.sdsage_decode(self._open, latents_to_c(latents, keep), c_tiling, video, count), count[0]
+            )
 
         return _job.run(work, self._hooks(Hooks(on_progress)), self._device)
 
@@ -368,12 +380,16 @@ class Context:
         for lora in loras:
             check_model_file(lora.path or "", "loras", self._allow_pickle)
             if lora.is_high_noise and not self.two_experts:
-                raise BadRequest(f"LoRA {lora.path} is for the high-noise expert, but no high-noise diffusion model is loaded")
+                raise BadRequest(
+                    f"LoRA {lora.path} is for the high-noise expert, but no high-noise diffusion model is loaded"
+                )
 
     def _check_encoder(self, picture_given: bool, always: bool) -> None:
         if (picture_given or always) and not lib.sdsage_can_encode(self._open):
             why = "this model" if always else "a job with an input picture"
-            raise BadRequest(f"{why} needs the VAE's encoder: set sd_ctx_params.vae_decode_only = False before making the context")
+            raise BadRequest(
+                f"{why} needs the VAE's encoder: set sd_ctx_params.vae_decode_only = False before making the context"
+            )
 
     def _check_channels(self, pictures: Sequence[Any], mask: Any) -> None:
         for picture in pictures:
@@ -386,7 +402,11 @@ class Context:
 def _take_images(images: Any, count: int) -> NDArray[np.uint8]:
     """Copies and frees what the engine made; raises the job's error if it made nothing."""
     if images == ffi.NULL or count < 1:
-        raise _job.failure() if lib.sdsage_last_status() != lib.SDSAGE_OK else GenerationError("the engine made no picture")
+        raise (
+            _job.failure()
+            if lib.sdsage_last_status() != lib.SDSAGE_OK
+            else GenerationError("the engine made no picture")
+        )
     try:
         return images_from_c(images, count)
     finally:

@@ -133,7 +133,9 @@ def convert(
     if target.suffix not in (".gguf", ".safetensors"):
         raise OutputError(f"the output {target} must end in .gguf or .safetensors")
     if target.is_dir() or (target.exists() and not overwrite):
-        raise OutputError(f"{target} exists: choose another name" + ("" if target.is_dir() else ", or allow it with --overwrite"))
+        raise OutputError(
+            f"{target} exists: choose another name" + ("" if target.is_dir() else ", or allow it with --overwrite")
+        )
     if not os.access(target.parent, os.W_OK):
         raise OutputError(f"{target.parent} is not a folder that can be written to")
     # the engine decides the format by the ending
@@ -141,7 +143,14 @@ def convert(
     wtype = SdType.parse(type)
 
     def work() -> None:
-        args = (encode(input_path), encode(vae_path), encode(partial), int(wtype), encode(tensor_type_rules), convert_name)
+        args = (
+            encode(input_path),
+            encode(vae_path),
+            encode(partial),
+            int(wtype),
+            encode(tensor_type_rules),
+            convert_name,
+        )
         if not lib.convert(*args):
             raise _job.failure()
 

@@ -208,6 +208,7 @@ GUARD = Group(
             "sd_ctx_t* new_sd_ctx(const sd_ctx_params_t* sd_ctx_params) {",
             "sd_ctx_t* sdsage_inner_new_sd_ctx(const sd_ctx_params_t* sd_ctx_params) {",
         ),
+        Edit(SD, "=", "void free_sd_ctx(sd_ctx_t* sd_ctx) {", "void sdsage_inner_free_sd_ctx(sd_ctx_t* sd_ctx) {"),
         Edit(
             SD,
             "=",
@@ -238,7 +239,12 @@ GUARD = Group(
             "if (!sd_ctx->sd->init(sd_ctx_params)) {",
             "if (!sdsage::no_throw([&] { return sd_ctx->sd->init(sd_ctx_params); })) {",
         ),
-        Edit("src/convert.cpp", "=", "bool convert(const char* input_path,", "bool sdsage_inner_convert(const char* input_path,"),
+        Edit(
+            "src/convert.cpp",
+            "=",
+            "bool convert(const char* input_path,",
+            "bool sdsage_inner_convert(const char* input_path,",
+        ),
     ),
 )
 
@@ -280,7 +286,7 @@ FILES = Group(
             SD,
             ">",
             '            LOG_WARN("load lora tensors from %s failed", lora_path.c_str());\n',
-            "            sdsage::fail(\"LoRA '\" + lora_path + \"' did not load\");\n",
+            '            sdsage::fail("LoRA \'" + lora_path + "\' did not load");\n',
         ),
         Edit(
             SD,

@@ -54,7 +54,12 @@ def version_script(cdef: str) -> str:
 
 def layout(all_structs: dict[str, list[Field]]) -> str:
     """A C++ string constant that is computed when the library starts, from sizeof and offsetof."""
-    lines = ["#include <cstddef>", "#include <string>", "static const std::string sdsage_layout_text =", '    std::string()']
+    lines = [
+        "#include <cstddef>",
+        "#include <string>",
+        "static const std::string sdsage_layout_text =",
+        "    std::string()",
+    ]
     for name, fields in all_structs.items():
         lines.append(
             f'    + "{name} " + std::to_string(sizeof({name})) + " " + std::to_string(offsetof({name}, {fields[-1].name})) + "\\n"'
@@ -79,7 +84,11 @@ def writer(name: str, fields: list[Field], known: dict[str, list[Field]]) -> str
         elif f.type.endswith("*") and f.type != "char*":
             raise SystemExit(f"generate.py: {name}.{f.name}: a pointer without a known length")
         else:
-            value = f"static_cast<int>(s.{f.name})" if f.type.endswith("_t") and f.type not in known and f.type not in INTS else f"s.{f.name}"
+            value = (
+                f"static_cast<int>(s.{f.name})"
+                if f.type.endswith("_t") and f.type not in known and f.type not in INTS
+                else f"s.{f.name}"
+            )
             lines.append(f'    j.key("{f.name}"); put(j, {value});')
     return "\n".join([*lines, "    j.close();", "}"])
 
@@ -224,7 +233,9 @@ def main() -> None:
     }
     for name, text in outputs.items():
         path = args.out / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:  # unchanged files keep their time: nothing recompiles
+        if (
+            not path.is_file() or path.read_text(encoding="utf-8") != text
+        ):  # unchanged files keep their time: nothing recompiles
             path.write_text(text, encoding="utf-8")
 
 

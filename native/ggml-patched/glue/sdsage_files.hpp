@@ -42,23 +42,34 @@ inline std::vector<Slot> named_slots(const sd_ctx_params_t & p) {
     return named;
 }
 
-// Index of the slot's file in the loader (a folder in diffusers layout counts as its first file); -1 if it did not load.
-inline int file_index(const std::vector<std::string> & files, const char * path) {
-    const std::string folder = std::string(path) + "/";
-    for (size_t i = 0; i < files.size(); i++) {
-        if (files[i] == path || files[i].compare(0, folder.size(), folder) == 0) {
-            return static_cast<int>(i);
+// For each slot the index of its file in the loader (a folder in diffusers layout counts as its first file); -1 if it did
+// not load. The loader takes files in the order of the slots, so one file in two slots has two indexes.
+inline std::vector<int> slot_files(const std::vector<Slot> & slots, const std::vector<std::string> & files) {
+    std::vector<int> found;
+    std::vector<bool> taken(files.size(), false);
+    for (const Slot & s : slots) {
+        const std::string folder = std::string(s.path) + "/";
+        found.push_back(-1);
+        for (size_t i = 0; i < files.size(); i++) {
+            if (!taken[i] && (files[i] == s.path || files[i].compare(0, folder.size(), folder) == 0)) {
+                taken[i]     = true;
+                found.back() = static_cast<int>(i);
+                break;
+            }
         }
     }
-    return -1;
+    return found;
 }
 
 // After the headers were parsed: every named file is there, whole, and together they are a model we know.
 template <class Loader>
 bool check_parsed(const sd_ctx_params_t & params, Loader & loader) {
     const auto & files = loader.file_paths();
-    for (const Slot & s : named_slots(params)) {
-        if (file_index(files, s.path) < 0) {
+    const auto slots   = named_slots(params);
+    const auto indexes = slot_files(slots, files);
+    for (size_t n = 0; n < slots.size(); n++) {
+        const Slot & s = slots[n];
+        if (indexes[n] < 0) {
             reject(
                 sd_format("%s '%s' can't be read as a %s: the file is missing, damaged or of an unknown format", s.flag, s.path, s.what));
             return false;
@@ -110,16 +121,18 @@ inline std::string shape_text(const int64_t * ne) {
 template <class Loader>
 bool check_slots(const sd_ctx_params_t & params, Loader & loader, const std::map<std::string, ggml_tensor *> & wanted,
                  const char * version_name) {
-    const auto & map = loader.get_tensor_storage_map();
-    for (const Slot & s : named_slots(params)) {
+    const auto & map   = loader.get_tensor_storage_map();
+    const auto slots   = named_slots(params);
+    const auto indexes = slot_files(slots, loader.file_paths());
+    for (size_t n = 0; n < slots.size(); n++) {
+        const Slot & s = slots[n];
         if (std::strcmp(s.flag, "--vae") == 0 && SAFE_STR(params.taesd_path)[0] != '\0' && !params.tae_preview_only) {
             continue;  // upstream decodes with the tiny autoencoder then, and leaves the VAE unread
         }
-        const int index = file_index(loader.file_paths(), s.path);
-        size_t used     = 0;
+        size_t used = 0;
         for (const auto & [name, t] : map) {
             auto it = wanted.find(name);
-            if (static_cast<int>(t.file_index) != index || it == wanted.end()) {
+            if (static_cast<int>(t.file_index) != indexes[n] || it == wanted.end()) {
                 continue;
             }
             used++;

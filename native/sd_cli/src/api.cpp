@@ -4,6 +4,9 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "ggml.h"
 #include "job.h"
@@ -14,6 +17,7 @@ static_assert(GGML_MAX_NAME == 128, "every target that includes ggml.h needs sta
 
 // Bodies of upstream's functions, renamed by the edits (group "guard").
 sd_ctx_t * sdsage_inner_new_sd_ctx(const sd_ctx_params_t *);
+void sdsage_inner_free_sd_ctx(sd_ctx_t *);
 sd_image_t * sdsage_inner_generate_image(sd_ctx_t *, const sd_img_gen_params_t *);
 sd_image_t * sdsage_inner_generate_video(sd_ctx_t *, const sd_vid_gen_params_t *, int *);
 upscaler_ctx_t * sdsage_inner_new_upscaler_ctx(const char *, bool, bool, int, int);
@@ -70,6 +74,9 @@ void on_ggml_abort(const char * message) {
     }
 }
 
+// From the moment the library is loaded.
+const bool abort_hooked = (ggml_set_abort_callback(on_ggml_abort), true);
+
 }  // namespace
 }  // namespace sdsage
 
@@ -82,6 +89,19 @@ SD_API sd_ctx_t * new_sd_ctx(const sd_ctx_params_t * params) {
         StageScope stage(Stage::load);
         return sdsage_inner_new_sd_ctx(params);
     });
+}
+
+SD_API void free_sd_ctx(sd_ctx_t * ctx) {
+    if (ctx == nullptr) {
+        return;
+    }
+    run(false, [&] {
+        sdsage_inner_free_sd_ctx(ctx);
+        return true;
+    });
+#ifdef __GLIBC__
+    malloc_trim(0);  // loader threads leave a model's worth of free memory in glibc's arenas
+#endif
 }
 
 SD_API sd_image_t * generate_image(sd_ctx_t * ctx, const sd_img_gen_params_t * params) {
@@ -132,10 +152,7 @@ enum sdsage_expert_t sdsage_last_expert(void) { return last_outcome().expert; }
 
 void sdsage_set_event_callback(sdsage_event_cb_t cb, void * data) { set_event_callback(cb, data); }
 
-void sdsage_set_abort_callback(sdsage_abort_cb_t cb, void * data) {
-    abort_hook = { cb, data };
-    ggml_set_abort_callback(on_ggml_abort);
-}
+void sdsage_set_abort_callback(sdsage_abort_cb_t cb, void * data) { abort_hook = { cb, data }; }
 
 void sdsage_cancel(void) { request_cancel(); }
 

@@ -1,0 +1,269 @@
+"""Bad files and values: each is a typed error that says what is wrong, and the process lives."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT, ctx_params, small_image, small_video
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sdsage
+from sdsage import BadRequest, ModelError
+
+
+def tiny_without(files: dict[str, str], *names: str, **more: str) -> dict[str, str]:
+    return {**{k: v for k, v in files.items() if k not in names}, **more}
+
+
+def bad_files(files: dict[str, str], tmp: Path) -> dict[str, tuple[dict[str, str], str]]:
+    """name -> (files of the context, what the error says)."""
+    truncated_gguf = tmp / "truncated.gguf"
+    truncated_gguf.write_bytes(Path(files["diffusion_model"]).read_bytes()[:1_000_000])
+    truncated_safetensors = tmp / "truncated.safetensors"
+    truncated_safetensors.write_bytes(Path(files["vae"]).read_bytes()[:1_000_000])
+    empty, nonsense, pickle = tmp / "empty.gguf", tmp / "nonsense.gguf", tmp / "model.ckpt"
+    empty.write_bytes(b"")
+    nonsense.write_bytes(b"this is not a model at all" * 10)
+    pickle.write_bytes(b"PK\x03\x04" + bytes(100))
+    return {
+        "missing file": (
+            {**files, "vae": str(tmp / "none.safetensors")},
+            "vae_path .--vae. names .*none.safetensors, which does not exist",
+        ),
+        "directory as file": ({**files, "t5xxl": str(tmp)}, "t5xxl_path .--t5xxl. names .*, which is a folder"),
+        "truncated GGUF": ({**files, "diffusion_model": str(truncated_gguf)}, "truncated.gguf"),
+        "truncated safetensors": ({**files, "vae": str(truncated_safetensors)}, "truncated.safetensors"),
+        "empty file": ({**files, "diffusion_model": str(empty)}, "neither GGUF nor safetensors"),
+        "nonsense": ({**files, "diffusion_model": str(nonsense)}, "neither GGUF nor safetensors"),
+        "pickle": ({**files, "vae": str(pickle)}, "Python pickles.*--allow-pickle"),
+        "umt5 as VAE": ({**files, "vae": files["t5xxl"]}, "--vae .* holds nothing that a VAE for Wan 2.x needs"),
+        "VAE as diffusion model": (
+            tiny_without(files, "high_noise_diffusion_model", diffusion_model=files["vae"]),
+            "is not a diffusion model that this engine knows",
+        ),
+        "VAE as text encoder": ({**files, "t5xxl": files["vae"]}, "--t5xxl .* holds nothing that a T5 text encoder"),
+        "umt5 as high-noise expert": (
+            {**files, "high_noise_diffusion_model": files["t5xxl"]},
+            "--high-noise-diffusion-model .* holds nothing",
+        ),
+        "no VAE": (tiny_without(files, "vae"), "give the VAE in --vae"),
+        "no text encoder": (tiny_without(files, "t5xxl"), "no text encoder was given; Wan needs umt5 in --t5xxl"),
+        "no model": ({"vae": files["vae"]}, "no model was given: set model_path"),
+    }
+
+
+CASES = [
+    "missing file",
+    "directory as file",
+    "truncated GGUF",
+    "truncated safetensors",
+    "empty file",
+    "nonsense",
+    "pickle",
+    "umt5 as VAE",
+    "VAE as diffusion model",
+    "VAE as text encoder",
+    "umt5 as high-noise expert",
+    "no VAE",
+    "no text encoder",
+    "no model",
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_files(case: str, preset_files: Any, tmp_path: Path) -> None:
+    files, words = bad_files(preset_files("tiny"), tmp_path)[case]
+    with pytest.raises(ModelError, match=words) as caught:
+        sdsage.Context(ctx_params(files))
+    assert caught.value.exit_code == 2
+
+
+def test_a_48_channel_vae_with_a_16_channel_model(preset_files: Any) -> None:
+    files = {**preset_files("tiny"), "vae": preset_files("tiny-ti2v")["vae"]}
+    with pytest.raises(
+        ModelError, match=r"--vae '.*wan22-vae.safetensors' does not fit Wan 2.x: tensor .* the model needs"
+    ):
+        sdsage.Context(ctx_params(files))
+
+
+def test_after_an_error_the_next_context_works(preset_files: Any) -> None:
+    files = preset_files("tiny")
+    with pytest.raises(ModelError):
+        sdsage.Context(ctx_params({**files, "vae": files["t5xxl"]}))
+    with sdsage.Context(ctx_params(files)) as ctx:
+        assert len(ctx.generate_video(small_video()).frames) == 5
+
+
+TRUNCATIONS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from conftest import ctx_params
+import sdsage
+from sdsage import presets
+files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+target, key = Path(sys.argv[2]), sys.argv[3]
+data = Path(files[key]).read_bytes()
+header = 60_000
+lengths = [*range(1, 64), *range(64, header, header // 40), len(data) // 2, len(data) - 4096, len(data) - 32]
+for n in lengths:
+    target.write_bytes(data[:n])
+    try:
+        sdsage.Context(ctx_params({**files, key: str(target)}))
+    except sdsage.ModelError:
+        continue
+    sys.exit(f"{n} of {len(data)} bytes were accepted")
+print("refused", len(lengths))
+"""
+
+
+@pytest.mark.parametrize("key", ["diffusion_model", "vae"])
+def test_a_file_cut_anywhere_is_refused(key: str, tmp_path: Path) -> None:
+    """In a process of its own: a crash would be seen."""
+    name = "cut.gguf" if key == "diffusion_model" else "cut.safetensors"
+    done = subprocess.run(
+        [sys.executable, "-c", TRUNCATIONS, ROOT / "tests", tmp_path / name, key], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("refused 1")
+
+
+VIDEO_VALUES = {
+    "zero width": ({"width": 0}, "width is 0: 1 to 16384"),
+    "negative height": ({"height": -64}, "height is -64"),
+    "absurd width": ({"width": 100_000}, "width is 100000"),
+    "no frames": ({"video_frames": 0}, "video_frames is 0"),
+    "negative frames": ({"video_frames": -5}, "video_frames is -5"),
+    "strength": ({"strength": 1.5}, "strength is 1.5: 0 to 1"),
+}
+
+
+@pytest.mark.parametrize("case", VIDEO_VALUES)
+def test_bad_values_of_a_video_job(case: str, video_context: Any) -> None:
+    values, words = VIDEO_VALUES[case]
+    with pytest.raises(BadRequest, match=words):
+        video_context.generate_video(small_video(**values))
+
+
+def test_bad_sampling_values(video_context: Any) -> None:
+    job = small_video()
+    for value in (0, -3, 10**6):
+        job.sample_params.sample_steps = value
+        with pytest.raises(BadRequest, match=f"sample_steps is {value}"):
+            video_context.generate_video(job)
+    job = small_video()
+    job.sample_params.custom_sigmas = [1.0]
+    with pytest.raises(BadRequest, match="custom_sigmas"):
+        video_context.generate_video(job)
+    job = small_video()
+    job.sample_params.guidance.txt_cfg = -1.0
+    with pytest.raises(BadRequest, match=r"txt_cfg is -1\.0"):
+        video_context.generate_video(job)
+    with pytest.raises(BadRequest, match="finite"):
+        job.sample_params.flow_shift = math.nan
+
+
+def test_bad_image_jobs(flux_context: Any) -> None:
+    with pytest.raises(BadRequest, match="batch_count is 0"):
+        flux_context.generate_image(small_image(batch_count=0))
+    with pytest.raises(BadRequest, match="makes images, not videos"):
+        flux_context.generate_video(small_video())
+    with pytest.raises(BadRequest, match=r"vae_decode_only = False"):
+        flux_context.generate_image(small_image(init_image=np.zeros((64, 64, 3), np.uint8)))
+
+
+def test_an_image_model_without_its_encoder_is_refused_before_the_engine_aborts(preset_files: Any) -> None:
+    with (
+        sdsage.Context(ctx_params(preset_files("tiny-i2v"))) as ctx,
+        pytest.raises(BadRequest, match="this model needs the VAE's encoder"),
+    ):
+        ctx.generate_video(small_video())
+
+
+def test_loras(video_context: Any, preset_files: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"loras names .*none.safetensors, which does not exist"):
+        video_context.generate_video(small_video(loras=[sdsage.SdLora(str(tmp_path / "none.safetensors"))]))
+    files = preset_files("tiny")
+    with sdsage.Context(ctx_params(tiny_without(files, "high_noise_diffusion_model"))) as ctx:
+        job = small_video(loras=[sdsage.SdLora(files["vae"], is_high_noise=True)])
+        job.high_noise_sample_params.sample_steps = -1
+        with pytest.raises(BadRequest, match="high-noise expert"):
+            ctx.generate_video(job)
+        job = small_video()
+        with pytest.raises(BadRequest, match="no high-noise diffusion model is loaded"):
+            ctx.generate_video(job)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["一只可爱的猫", "🐱🎬 café naïve", "", "x" * 20_000, "<lora:none:1>", "((nested [brackets)", "a\nb\tc"]
+)
+def test_prompts_of_every_kind(prompt: str, video_context: Any) -> None:
+    frames = video_context.generate_video(small_video(prompt=prompt, negative_prompt=prompt[::-1])).frames
+    assert frames.shape == (5, 64, 64, 3)
+
+
+def test_any_small_size_and_prompt_runs(video_context: Any) -> None:
+    """Whatever fits the limits is made, at the size that the adjustments say."""
+    sizes, prompts = st.integers(1, 130), st.text(st.characters(exclude_characters="\0"), max_size=60)
+
+    @settings(max_examples=8, deadline=None)
+    @given(sizes, sizes, st.integers(1, 10), prompts)
+    def check(width: int, height: int, frames: int, prompt: str) -> None:
+        job = small_video(width=width, height=height, video_frames=frames, prompt=prompt)
+        job.sample_params.sample_steps = job.high_noise_sample_params.sample_steps = 1
+        made = video_context.generate_video(job)
+        used = {a.what: a.used for a in video_context.check_size(width, height, frames)}
+        expected = (used.get("frame count", frames), used.get("height", height), used.get("width", width), 3)
+        assert made.frames.shape == expected
+
+    check()
+
+
+def test_paths_with_spaces_and_other_scripts(preset_files: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "модели и 模型 🐱"
+    folder.mkdir()
+    files = {}
+    for option, path in preset_files("tiny").items():
+        files[option] = str(folder / Path(path).name)
+        Path(files[option]).symlink_to(path)
+    with sdsage.Context(ctx_params(files)) as ctx:
+        assert len(ctx.generate_video(small_video()).frames) == 5
+
+
+def test_convert_errors_write_nothing(preset_files: Any, tmp_path: Path) -> None:
+    vae = preset_files("tiny")["vae"]
+    existing = tmp_path / "there.gguf"
+    existing.write_bytes(b"keep me")
+    cases: list[tuple[str, Path, type[Exception], str]] = [
+        (vae, tmp_path / "out.txt", sdsage.OutputError, "must end in .gguf or .safetensors"),
+        (vae, existing, sdsage.OutputError, "exists"),
+        (vae, tmp_path / "no" / "out.gguf", sdsage.OutputError, "can be written"),
+        (str(tmp_path / "none"), tmp_path / "out.gguf", ModelError, "does not exist"),
+    ]
+    for source, target, error, words in cases:
+        with pytest.raises(error, match=words):
+            sdsage.convert(source, target)
+    assert [p.name for p in tmp_path.iterdir()] == ["there.gguf"]
+    assert existing.read_bytes() == b"keep me"
+
+
+def test_convert_round_trip(preset_files: Any, video_context: Any, tmp_path: Path) -> None:
+    """A model converted to F16 GGUF and loaded again is the same model."""
+    files = preset_files("tiny")
+    target = sdsage.convert(files["vae"], tmp_path / "vae.gguf", type="f16")
+    assert target.read_bytes()[:4] == b"GGUF"
+    assert [p.name for p in tmp_path.iterdir()] == ["vae.gguf"]
+    with sdsage.Context(ctx_params({**files, "vae": str(target)})) as ctx:
+        assert (ctx.generate_video(small_video()).frames == video_context.generate_video(small_video()).frames).all()
+
+
+def test_an_upscaler_that_is_none(preset_files: Any) -> None:
+    with pytest.raises(ModelError, match="not an upscaler"):
+        sdsage.Upscaler(preset_files("tiny")["vae"])
+    with pytest.raises(ModelError, match="does not exist"):
+        sdsage.Upscaler("/nonexistent.gguf")

@@ -1,0 +1,274 @@
+"""Contexts: many jobs, cancel, exceptions of callbacks, closing, devices, latents, the guard against NaN."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT, ctx_params, small_image, small_video
+
+import sdsage
+from sdsage import BadRequest, Cancelled, ContextClosed, NonFiniteError, Preview, PreviewMode
+
+SAMPLERS = sdsage.SampleMethod.choices()
+
+
+def test_timings_cover_every_stage_and_step(video_context: Any) -> None:
+    result = video_context.generate_video(small_video())
+    t = result.timings
+    assert [s.expert for s in t.steps] == ["high-noise"] * 2 + ["low-noise"] * 2
+    assert all(s.seconds > 0 for s in t.steps)
+    assert t.load > 0
+    assert t.encode_text > 0
+    assert t.decode > 0
+    assert sum(s.seconds for s in t.steps) <= t.sample <= t.total
+    assert t.first_step == t.steps[0].seconds
+    assert t.mean_later_steps == pytest.approx(sum(s.seconds for s in t.steps[1:]) / 3)
+
+
+def test_progress_tells_stages_and_steps_in_order(video_context: Any) -> None:
+    seen: list[Any] = []
+    video_context.generate_video(small_video(), on_progress=seen.append)
+    sampling = [(p.expert, p.step, p.steps) for p in seen if p.stage == "sample"]
+    assert sampling == [(e, i, 2) for e in ("high-noise", "low-noise") for i in (0, 1, 2)]
+    stages = [p.stage for p in seen if p.step == 0]
+    assert stages == ["encode_image", "encode_text", "sample", "sample", "decode"]
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(video_context: Any) -> None:
+    first = video_context.generate_video(small_video())
+    assert (video_context.generate_video(small_video()).frames == first.frames).all()
+    assert (video_context.generate_video(small_video(seed=8)).frames != first.frames).any()
+    assert first.seeds == (7,)
+    assert first.frames.shape == (5, 64, 64, 3)
+    assert first.frames.dtype == np.uint8
+
+
+def test_a_negative_seed_is_drawn_and_reported(flux_context: Any) -> None:
+    result = flux_context.generate_image(small_image(seed=-1, batch_count=3))
+    first = result.seeds[0]
+    assert result.seeds == (first, first + 1, first + 2)
+    assert 0 <= first < 2**31
+    again = flux_context.generate_image(small_image(seed=result.seeds[2]))
+    assert (again.frames[0] == result.frames[2]).all()
+
+
+def test_another_prompt_gives_another_picture(video_context: Any) -> None:
+    a = video_context.generate_video(small_video(prompt="a red ball")).frames
+    b = video_context.generate_video(small_video(prompt="a forest at night")).frames
+    assert np.abs(a.astype(int) - b.astype(int)).mean() > 2
+
+
+@pytest.mark.parametrize("method", SAMPLERS)
+def test_cancel_stops_within_one_step_with_every_sampler(method: str, flux_context: Any) -> None:
+    steps: list[int] = []
+
+    def on_progress(p: Any) -> None:
+        if p.stage == "sample" and p.step:
+            steps.append(p.step)
+            if p.step == 2:
+                flux_context.cancel()
+
+    job = small_image()
+    job.sample_params.sample_method = method
+    job.sample_params.sample_steps = 8
+    with pytest.raises(Cancelled):
+        flux_context.generate_image(job, on_progress=on_progress)
+    assert max(steps) <= 3
+    assert flux_context.generate_image(small_image()).frames.shape == (1, 64, 64, 3)
+
+
+def test_cancel_from_another_thread(video_context: Any) -> None:
+    started = threading.Event()
+    job = small_video()
+    job.sample_params.sample_steps = 500
+
+    def cancel() -> None:
+        started.wait(30)
+        video_context.cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    begun = time.monotonic()
+    with pytest.raises(Cancelled):
+        video_context.generate_video(job, on_progress=lambda p: started.set() if p.stage == "sample" else None)
+    thread.join()
+    assert time.monotonic() - begun < 20
+    reference = video_context.generate_video(small_video()).frames
+    assert (video_context.generate_video(small_video()).frames == reference).all()
+
+
+def test_cancel_without_a_job_is_harmless(video_context: Any) -> None:
+    video_context.cancel()
+    assert len(video_context.generate_video(small_video()).frames) == 5
+
+
+@pytest.mark.parametrize("which", ["progress", "log", "preview"])
+def test_an_exception_of_a_callback_surfaces_with_its_traceback(which: str, preset_files: Any) -> None:
+    armed = False
+
+    def the_culprit(*args: Any) -> None:
+        if armed:
+            raise KeyError("from the callback")
+
+    with sdsage.Context(ctx_params(preset_files("tiny")), on_log=the_culprit if which == "log" else None) as ctx:
+        armed = True
+        more: dict[str, Any] = {}
+        if which == "progress":
+            more = {"on_progress": the_culprit}
+        elif which == "preview":
+            more = {"on_preview": the_culprit, "preview": Preview(PreviewMode.PROJ)}
+        with pytest.raises(KeyError, match="from the callback") as caught:
+            ctx.generate_video(small_video(), **more)
+        assert "the_culprit" in "".join(traceback.format_tb(caught.value.__traceback__))
+        armed = False
+        assert len(ctx.generate_video(small_video()).frames) == 5
+
+
+def test_preview_gives_pictures_of_every_step(video_context: Any) -> None:
+    seen: list[tuple[int, tuple[int, ...], bool]] = []
+    video_context.generate_video(
+        small_video(),
+        on_preview=lambda step, frames, noisy: seen.append((step, frames.shape, noisy)),
+        preview=Preview(PreviewMode.PROJ),
+    )
+    assert [step for step, _, _ in seen] == [1, 2, 1, 2]
+    assert all(shape[-1] == 3 and len(shape) == 4 for _, shape, _ in seen)
+    # a job without a preview is not followed by the callback of the one before
+    count = len(seen)
+    video_context.generate_video(small_video())
+    assert len(seen) == count
+
+
+def test_closing(preset_files: Any) -> None:
+    ctx = sdsage.Context(ctx_params(preset_files("tiny")))
+    with ctx:
+        assert ctx.version_name == "Wan 2.x"
+    ctx.close()
+    ctx.close()
+    for use in (lambda: ctx.generate_video(small_video()), lambda: ctx.version_name, lambda: ctx.size_multiple):
+        with pytest.raises(ContextClosed, match="closed"):
+            use()
+
+
+def test_a_context_that_gives_back_its_weights_is_used_once(preset_files: Any) -> None:
+    params = ctx_params(preset_files("tiny"), free_params_immediately=True)
+    with sdsage.Context(params) as ctx:
+        ctx.generate_video(small_video())
+        with pytest.raises(ContextClosed, match="free_params_immediately"):
+            ctx.generate_video(small_video())
+
+
+def test_device_cpu(preset_files: Any, video_context: Any) -> None:
+    with sdsage.Context(ctx_params(preset_files("tiny")), device="cpu") as ctx:
+        assert (ctx.generate_video(small_video()).frames == video_context.generate_video(small_video()).frames).all()
+
+
+def test_an_unknown_device_names_the_known(preset_files: Any) -> None:
+    with pytest.raises(BadRequest, match=r"no device 'cuda:7' here; devices of this build: .*cpu"):
+        sdsage.Context(ctx_params(preset_files("tiny")), device="cuda:7")
+
+
+def test_latents_are_kept_and_decode_to_the_same_frames(video_context: Any, flux_context: Any) -> None:
+    result = video_context.generate_video(small_video(), keep_latents=True)
+    (latents,) = result.latents
+    assert latents.shape == (1, 16, 2, 8, 8)
+    assert (video_context.decode(latents) == result.frames).all()
+    pictures = flux_context.generate_image(small_image(batch_count=2), keep_latents=True)
+    assert [x.shape for x in pictures.latents] == [(1, 16, 8, 8)] * 2
+    for x, frame in zip(pictures.latents, pictures.frames, strict=True):
+        assert (flux_context.decode(x)[0] == frame).all()
+    assert video_context.generate_video(small_video()).latents == ()
+
+
+def test_latents_of_another_model_are_refused(video_context: Any) -> None:
+    with pytest.raises(BadRequest, match="16 channels"):
+        video_context.decode(np.zeros((1, 48, 2, 8, 8), np.float32))
+    with pytest.raises(BadRequest, match="shape"):
+        video_context.decode(np.zeros((16, 8, 8), np.float32))
+    with pytest.raises(BadRequest, match="finite"):
+        video_context.decode(np.full((1, 16, 2, 8, 8), np.nan, np.float32))
+
+
+@pytest.mark.parametrize("expert", ["low-noise", "high-noise"])
+def test_latents_that_are_not_finite_stop_with_step_and_expert(expert: str, preset_files: Any, tmp_path: Path) -> None:
+    """One weight of one expert is NaN: the job stops at that expert's first step, not after the last."""
+    files = preset_files("tiny")
+    key = "diffusion_model" if expert == "low-noise" else "high_noise_diffusion_model"
+    data = bytearray(Path(files[key]).read_bytes())
+    bias = np.full(64, np.nan, np.float32).tobytes()
+    at = data.index(b"head.head.bias")
+    assert at > 0
+    data[-len(bias) :] = bias  # head.head.bias is the last tensor, F32
+    broken = tmp_path / "nan.gguf"
+    broken.write_bytes(data)
+    with sdsage.Context(ctx_params({**files, key: str(broken)})) as ctx:
+        with pytest.raises(NonFiniteError, match=f"not finite after step . in the {expert} expert") as caught:
+            ctx.generate_video(small_video())
+        assert caught.value.expert == expert
+        assert caught.value.step == (3 if expert == "low-noise" else 1)
+        assert caught.value.exit_code == 1
+
+
+def test_sizes_are_adjusted_and_said(video_context: Any) -> None:
+    result = video_context.generate_video(small_video(width=50, height=64, video_frames=7))
+    assert result.frames.shape == (5, 64, 64, 3)
+    assert result.adjusted == (
+        "width 50 is not possible with this model: using 64",
+        "frame count 7 is not possible with this model: using 5",
+    )
+    neighbours = [a.neighbours for a in video_context.check_size(50, 64, 7)]
+    assert neighbours == [(48, 64), (5, 9)]
+
+
+INTERRUPTED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from conftest import ctx_params, small_video
+import sdsage
+from sdsage import presets
+files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+ctx = sdsage.Context(ctx_params(files))
+job = small_video()
+job.sample_params.sample_steps = 2000
+def on_progress(p):
+    if p.stage == "sample" and p.step == 2:
+        print("READY", flush=True)
+try:
+    ctx.generate_video(job, on_progress=on_progress)
+except KeyboardInterrupt:
+    print("INTERRUPTED", len(ctx.generate_video(small_video()).frames), flush=True)
+"""
+
+
+def test_ctrl_c_stops_within_a_step_and_leaves_the_context_usable() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(ROOT / "tests")], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "READY\n"
+        os.kill(child.pid, signal.SIGINT)
+        assert child.stdout.readline() == "INTERRUPTED 5\n"
+        assert child.wait(30) == 0
+
+
+def test_ten_contexts_leave_no_memory_behind(preset_files: Any) -> None:
+    """Resident memory after each close stays within 50 MiB of that after the second."""
+
+    def resident() -> int:
+        fields = Path("/proc/self/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    sizes = []
+    for _ in range(10):
+        with sdsage.Context(ctx_params(preset_files("tiny"))) as ctx:
+            ctx.generate_video(small_video())
+        sizes.append(resident())
+    assert max(sizes[2:]) - sizes[1] < 50 * 2**20, sizes

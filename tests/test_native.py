@@ -1,0 +1,277 @@
+"""The library as a C program sees it: visible symbols, another ggml beside it, errors instead of exceptions, the C example."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BUILD, ROOT, ctx_params, small_video
+
+import sdsage
+from sdsage import _ffi
+from sdsage._ffi import ffi, lib, library_dir, text
+
+LIBRARY = library_dir() / "libsdsage.so"
+
+
+def declared_functions() -> set[str]:
+    return {name for name in dir(lib) if callable(getattr(lib, name)) and not name.isupper()}
+
+
+def test_only_the_api_is_visible() -> None:
+    listed = subprocess.run(["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True)
+    assert {line.split()[-1] for line in listed.stdout.splitlines()} == declared_functions()
+
+
+def test_no_path_of_the_build_machine_is_in_build_info() -> None:
+    info = text(lib.sdsage_build_info())
+    assert "/" not in info.replace(str(library_dir()), ""), info
+
+
+def test_build_info_names_pin_and_backend() -> None:
+    info = sdsage.build_info()
+    assert info["upstream"]["name"] == "stable-diffusion-cpp-python"
+    assert re.fullmatch(r"[0-9a-f]{64}", info["upstream"]["sha256"])
+    assert "cpu" in info["backends"]
+    assert os.access(info["sd_cli"], os.X_OK)
+
+
+def test_devices_are_named_as_device_takes_them() -> None:
+    cpu = next(d for d in sdsage.devices() if d.kind == "cpu")
+    assert cpu.name == "cpu"
+    assert cpu.memory_total > 2**28
+
+
+BESIDE = """
+import ctypes, sys
+other = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+assert other.ggml_type_size(0) == 4          # it is the other one, and it works
+import sdsage
+sys.path.insert(0, sys.argv[2])
+from conftest import ctx_params, small_video
+from sdsage import presets
+files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+with sdsage.Context(ctx_params(files)) as ctx:
+    sys.stdout.buffer.write(ctx.generate_video(small_video()).frames.tobytes())
+"""
+
+
+def test_another_ggml_loaded_globally_first_changes_nothing(
+    upstream_tree: Path, tmp_path: Path, video_context: Any
+) -> None:
+    """A ggml with another GGML_MAX_NAME (64, ggml's own default) in the same process: neither calls into the other."""
+    source = upstream_tree / "ggml" / "src"
+    names = (
+        "ggml.c",
+        "ggml-alloc.c",
+        "ggml-backend.cpp",
+        "ggml-opt.cpp",
+        "ggml-threading.cpp",
+        "ggml-quants.c",
+        "gguf.cpp",
+    )
+    objects = []
+    for name in names:
+        objects.append(tmp_path / f"{name}.o")
+        compiler = "cc" if name.endswith(".c") else "c++"
+        flags = [
+            "-O0",
+            "-fPIC",
+            "-D_GNU_SOURCE",
+            '-DGGML_VERSION="0"',
+            '-DGGML_COMMIT="0"',
+            f"-I{source}",
+            f"-I{source.parent / 'include'}",
+        ]
+        subprocess.run([compiler, *flags, "-c", source / name, "-o", objects[-1]], check=True)
+    other = tmp_path / "libggml-other.so"
+    subprocess.run(["c++", "-shared", *objects, "-o", other, "-lm", "-lpthread"], check=True)
+    listed = subprocess.run(["nm", "-D", "--defined-only", other], capture_output=True, text=True, check=True).stdout
+    assert " ggml_init\n" in listed
+    done = subprocess.run([sys.executable, "-c", BESIDE, other, ROOT / "tests"], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == video_context.generate_video(small_video()).frames.tobytes()
+
+
+def test_exception_becomes_error(preset_files: Any, tmp_path: Path) -> None:
+    """A width that is no multiple of the head size throws inside the engine; the C API returns NULL with the reason."""
+    from sdsage.tiny.gguf import header, pad
+    from sdsage.tiny.tensors import Constant, DType, Tensor
+
+    tensors = [
+        Tensor("patch_embedding.weight", (96 * 16, 1, 2, 2), DType.F16, Constant(0.0)),
+        Tensor("patch_embedding.bias", (96,), DType.F32, Constant(0.0)),
+        Tensor("blocks.0.cross_attn.norm_k.weight", (96,), DType.F32, Constant(1.0)),
+    ]
+    bad = tmp_path / "width96.gguf"
+    bad.write_bytes(header(tensors, {"general.architecture": "wan"}) + b"".join(pad(t.data(0)) for t in tensors))
+    files = {**preset_files("tiny"), "diffusion_model": str(bad)}
+    del files["high_noise_diffusion_model"]
+    with pytest.raises(sdsage.SdsageError, match="width 96.*multiple of the head size 128"):
+        sdsage.Context(ctx_params(files))
+
+
+def test_null_arguments_are_errors() -> None:
+    assert lib.generate_image(ffi.NULL, ffi.NULL) == ffi.NULL
+    assert lib.sdsage_last_status() == lib.SDSAGE_FAILED
+    assert text(lib.sdsage_last_error())
+
+
+def test_log_lines_are_whole(preset_files: Any) -> None:
+    """Loader threads log at the same time; every line arrives whole."""
+    lines: list[str] = []
+    params = ctx_params(preset_files("tiny"), n_threads=8)
+    with sdsage.Context(params, on_log=lambda level, line: lines.append(line)):
+        pass
+    assert len(lines) > 20
+    assert all(re.match(r"[\w.-]+:\d+ +- ", line) for line in lines), [x for x in lines if " - " not in x]
+
+
+ABORT = """
+import sdsage
+from sdsage._ffi import ffi, lib
+@ffi.callback("sdsage_abort_cb_t")
+def on_abort(message, data):
+    print("HANDED OVER", ffi.string(message).decode(), flush=True)
+lib.sdsage_set_abort_callback(on_abort, ffi.NULL)
+from conftest import ctx_params
+import numpy as np
+from sdsage import presets
+files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+ctx = sdsage.Context(ctx_params(files))
+keep = []
+img = ffi.new("sd_img_gen_params_t *")
+lib.sd_img_gen_params_init(img)
+img.prompt = a = ffi.new("char[]", b"x")
+img.width = img.height = 64
+img.init_image = sdsage._ffi.image_to_c(np.zeros((64, 64, 3), np.uint8), keep)   # the VAE has no encoder: ggml aborts
+lib.generate_image(ctx._ctx, img)
+"""
+
+
+def test_abort_message_is_handed_over() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ABORT], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _pythonpath()}
+    )
+    assert done.returncode == -6, done.stdout + done.stderr
+    assert "HANDED OVER" in done.stdout
+    assert "GGML_ASSERT" in done.stdout
+    assert "GGML_ASSERT" in done.stderr
+
+
+def _pythonpath() -> str:
+    return os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+
+
+def test_one_job_at_a_time(preset_files: Any, video_context: Any) -> None:
+    """Two contexts in two threads: jobs wait for each other, and no callback hears the other's job."""
+    heard: dict[str, list[Any]] = {"a": [], "b": []}
+    spans: dict[str, list[str]] = {"order": []}
+
+    def listen(name: str) -> Any:
+        def on_progress(p: Any) -> None:
+            heard[name].append(p)
+            spans["order"].append(name)
+
+        return on_progress
+
+    with sdsage.Context(ctx_params(preset_files("tiny"))) as second:
+        jobs = {"a": (video_context, small_video(seed=1)), "b": (second, small_video(seed=2))}
+        made: dict[str, Any] = {}
+
+        def work(name: str) -> None:
+            ctx, job = jobs[name]
+            made[name] = ctx.generate_video(job, on_progress=listen(name)).frames
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in jobs]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    order = "".join(spans["order"])
+    assert re.fullmatch(r"a+b+|b+a+", order), order
+    assert [p.stage for p in heard["a"]] == [p.stage for p in heard["b"]]
+    assert (made["a"] != made["b"]).any()
+
+
+def test_a_callback_cannot_start_a_job(video_context: Any) -> None:
+    def on_progress(p: Any) -> None:
+        video_context.generate_video(small_video())
+
+    with pytest.raises(sdsage.SdsageError, match="callback can't start another native job"):
+        video_context.generate_video(small_video(), on_progress=on_progress)
+
+
+def test_the_c_example_on_the_installed_tree(preset_files: Any, tmp_path: Path) -> None:
+    """examples/c_api.c, compiled as C11 against what `cmake --install` gave, makes a picture."""
+    prefix = ROOT / "build" / "prefix"
+    if not prefix.is_dir():
+        subprocess.run(["cmake", "--install", BUILD, "--prefix", tmp_path / "prefix"], check=True, capture_output=True)
+        prefix = tmp_path / "prefix"
+    build = tmp_path / "c"
+    configure = ["cmake", "-S", ROOT / "examples" / "cmake", "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"]
+    subprocess.run(configure, check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
+    files = preset_files("tiny")
+    out = tmp_path / "frame.ppm"
+    args = [build / "c_api", files["diffusion_model"], files["vae"], files["t5xxl"], out]
+    done = subprocess.run(args, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "5 frames of 64x64 by Wan 2.x" in done.stdout
+    assert out.read_bytes().startswith(b"P6\n64 64\n255\n")
+    assert out.stat().st_size == 13 + 64 * 64 * 3
+    wrong = subprocess.run([*args[:1], "/nonexistent.gguf", *args[2:]], capture_output=True, text=True)
+    assert wrong.returncode == 1
+    assert "/nonexistent.gguf" in wrong.stderr
+
+
+def test_a_mismatched_library_is_an_import_error(tmp_path: Path) -> None:
+    """Size and last offset of each struct are compared with cdef.h."""
+    shutil.copy(LIBRARY, tmp_path)
+    cdef = (library_dir() / "cdef.h").read_text()
+    assert cdef.count(" float max_vram;") == 1
+    (tmp_path / "cdef.h").write_text(cdef.replace(" float max_vram;", " float max_vram; int more;"))
+    done = subprocess.run(
+        [sys.executable, "-c", "import sdsage; sdsage.devices()"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SDSAGE_LIB_DIR": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert re.search(r"ImportError: struct sd_ctx_params_t is \d+ bytes .* but \d+ and \d+ in cdef.h", done.stderr)
+
+
+def test_a_missing_library_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sdsage; sdsage.devices()"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SDSAGE_LIB_DIR": str(tmp_path)},
+    )
+    assert "ImportError: sdsage's native library is not built" in done.stderr
+    assert str(tmp_path / "cdef.h") in done.stderr
+
+
+def test_ggml_max_name_is_upstream_s_in_every_target() -> None:
+    """Two values in one program would corrupt memory: the compile commands agree."""
+    import json
+
+    commands = json.loads((BUILD / "compile_commands.json").read_text())
+    users = [
+        c for c in commands if "/ggml/" in c["file"] or "/native/" in c["file"] or "stable-diffusion.cpp" in c["file"]
+    ]
+    ggml_users = [c for c in users if "params_json" not in c["file"]]
+    assert len(ggml_users) > 20
+    for c in ggml_users:
+        assert "-DGGML_MAX_NAME=128" in c["command"], c["file"]
+
+
+def test_only_ffi_imports_cffi() -> None:
+    package = Path(_ffi.__file__).parent
+    importers = {p.name for p in package.rglob("*.py") if re.search(r"^\s*(import|from) cffi", p.read_text(), re.M)}
+    assert importers == {"_ffi.py"}
