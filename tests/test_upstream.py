@@ -150,3 +150,18 @@ def test_the_cached_sdist_is_used_without_pip(upstream: ModuleType, tmp_path: Pa
     stamp = (tree / "src" / "wan.hpp").stat().st_mtime_ns
     assert run(tmp_path / "build", **env).stdout == first.stdout
     assert (tree / "src" / "wan.hpp").stat().st_mtime_ns == stamp
+
+
+def test_ggml_can_be_left_as_it_is(upstream: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SD_USE_UPSTREAM_GGML: edits below ggml/ are left out, and the tree has another name."""
+    (tmp_path / "ggml").mkdir()
+    for name in ("ggml/a.c", "b.c"):
+        (tmp_path / name).write_text("anchor\n")
+    edits = tuple(upstream.Edit(name, ">", "anchor\n", "edited\n") for name in ("ggml/a.c", "b.c"))
+    group = type(upstream.GROUPS[0])("both", "why", "guard", "drop", edits)
+    monkeypatch.setattr(upstream, "GROUPS", (group,))
+    upstream.apply_edits(tmp_path, leave_ggml=True)
+    assert (tmp_path / "ggml/a.c").read_text() == "anchor\n"
+    assert (tmp_path / "b.c").read_text() == "anchor\nedited\n"
+    assert upstream.is_marked(tmp_path, leave_ggml=True)
+    assert not upstream.is_marked(tmp_path)

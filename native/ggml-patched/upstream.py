@@ -1,6 +1,6 @@
 """Fetches the pinned upstream sdist, unpacks it and applies our edits. Prints the folder of the edited tree.
 
-    python upstream.py --into BUILD_DIR
+    python upstream.py --into BUILD_DIR [--leave-ggml]
 
 Sources, in this order:
     SDSAGE_UPSTREAM_DIR    a stable-diffusion.cpp checkout: taken as it is if it carries the marker of these very edits,
@@ -45,9 +45,9 @@ def read_pin(path: Path = HERE / "upstream.txt") -> tuple[str, str, str]:
     raise UpstreamError(f"{path}: no pin of the form NAME==VERSION --hash=sha256:HEX")
 
 
-def edits_hash() -> str:
-    """What the edited tree depends on: the pin, the table and this program."""
-    digest = hashlib.sha256()
+def edits_hash(leave_ggml: bool = False) -> str:
+    """What the edited tree depends on: the pin, the table, this program, and whether ggml is left as it is."""
+    digest = hashlib.sha256(b"leave ggml" if leave_ggml else b"")
     for name in ("upstream.txt", "edits.py", "upstream.py"):
         digest.update((HERE / name).read_bytes())
     return digest.hexdigest()[:12]
@@ -81,17 +81,18 @@ def edited_texts(root: Path, edits: Iterable[Edit]) -> dict[str, str]:
     return texts
 
 
-def apply_edits(root: Path, groups: Iterable[str] | None = None) -> None:
+def apply_edits(root: Path, groups: Iterable[str] | None = None, leave_ggml: bool = False) -> None:
     """Edits the tree in place; `groups` limits it to the groups of these names."""
-    chosen = [g for g in GROUPS if groups is None or g.name in groups]
-    for name, text in edited_texts(root, [e for g in chosen for e in g.edits]).items():
+    chosen = [e for g in GROUPS if groups is None or g.name in groups for e in g.edits]
+    for name, text in edited_texts(root, [e for e in chosen if not (leave_ggml and e.file.startswith("ggml/"))]).items():
         (root / name).write_text(text, encoding="utf-8", newline="\n")
-    (root / MARKER).write_text(edits_hash() + "\n", encoding="utf-8")
+    (root / MARKER).write_text(edits_hash(leave_ggml) + "\n", encoding="utf-8")
 
 
-def is_marked(root: Path) -> bool:
+def is_marked(root: Path, leave_ggml: bool = False) -> bool:
+    """True if the tree carries exactly these edits."""
     marker = root / MARKER
-    return marker.is_file() and marker.read_text(encoding="utf-8").strip() == edits_hash()
+    return marker.is_file() and marker.read_text(encoding="utf-8").strip() == edits_hash(leave_ggml)
 
 
 def cache_dir() -> Path:
@@ -166,18 +167,21 @@ def unpack(sdist: Path, into: Path) -> None:
             if not inner or inner.startswith(LEFT_OUT):
                 continue
             member.name = inner
-            tar.extract(member, into, filter="data")
+            if hasattr(tarfile, "data_filter"):  # 3.11.4 and later
+                tar.extract(member, into, filter="data")
+            else:
+                tar.extract(member, into)
     if not (into / "CMakeLists.txt").is_file():
         raise UpstreamError(f"{sdist} holds no vendor/stable-diffusion.cpp")
 
 
-def prepare(build_dir: Path) -> Path:
+def prepare(build_dir: Path, leave_ggml: bool = False) -> Path:
     """The edited tree, made afresh when the pin or the edits have changed, else as it is."""
     given = os.environ.get("SDSAGE_UPSTREAM_DIR")
-    if given and is_marked(Path(given)):
+    if given and is_marked(Path(given), leave_ggml):
         return Path(given).resolve()
-    tree = build_dir / (f"upstream-{edits_hash()}" + ("-given" if given else ""))
-    if is_marked(tree) and not given:
+    tree = build_dir / (f"upstream-{edits_hash(leave_ggml)}" + ("-given" if given else ""))
+    if is_marked(tree, leave_ggml) and not given:
         return tree
     build_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=build_dir, prefix="unpack-") as tmp:
@@ -188,7 +192,7 @@ def prepare(build_dir: Path) -> Path:
             shutil.copytree(given, fresh, ignore=shutil.ignore_patterns(".git", "build"))
         else:
             unpack(find_sdist(), fresh)
-        apply_edits(fresh)
+        apply_edits(fresh, leave_ggml=leave_ggml)
         shutil.rmtree(tree, ignore_errors=True)
         fresh.rename(tree)
     return tree
@@ -197,8 +201,10 @@ def prepare(build_dir: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, required=True, help="build folder that gets the edited tree")
+    parser.add_argument("--leave-ggml", action="store_true", help="make no edit below ggml/")
+    args = parser.parse_args()
     try:
-        print(prepare(parser.parse_args().into.resolve()))
+        print(prepare(args.into.resolve(), args.leave_ggml))
     except UpstreamError as error:
         sys.exit(f"sdsage: {error}")
 
