@@ -22,7 +22,7 @@ test: $(VENV)/dev lint native $(VENV)/installed
 
 # What a quick run leaves out: a second engine with the sizes edits alone. About 5 minutes.
 test-slow: $(VENV)/dev native $(VENV)/installed
-	pytest -m slow -o addopts=
+	pytest -m slow
 
 lint: $(VENV)/dev
 	ruff format --check .
@@ -42,7 +42,7 @@ native: $(VENV)/build-tools
 	cmake --install $(BUILD) --prefix build/prefix > /dev/null
 
 docs: $(VENV)/installed
-	python tools/cli_docs.py > docs/cli.md
+	python -m sdsage.cli.docs > docs/cli.md
 
 $(VENV)/build-tools: pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

@@ -11,7 +11,6 @@ The names below are loaded when they are first used: importing sdsage loads no n
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,23 +55,23 @@ if TYPE_CHECKING:
     )
     from sdsage.upscaler import Upscaler, convert
 
+    __version__: str
+
+# Module of each public name.
 _WHERE = {
     "_job": "Device Preview Progress Step devices",
     "context": "Adjustment Context Result Timings",
-    "enums": "CacheMode HiresUpscaler LogLevel LoraApplyMode Prediction PreviewMode RngType SampleMethod Scheduler SdType",
-    "errors": "BadRequest Cancelled ContextClosed GenerationError MissingExtra ModelError NonFiniteError OutputError SdsageError",
+    "enums": "CacheMode HiresUpscaler LogLevel LoraApplyMode Prediction PreviewMode RngType SampleMethod Scheduler"
+    " SdType",
+    "errors": "BadRequest Cancelled ContextClosed GenerationError MissingExtra ModelError NonFiniteError OutputError"
+    " SdsageError",
     "params": "SdCacheParams SdCtxParams SdEmbedding SdGuidanceParams SdHiresParams SdImgGenParams SdLora SdPmParams"
     " SdSampleParams SdSlgParams SdTilingParams SdVidGenParams",
     "upscaler": "Upscaler convert",
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
 
-try:
-    __version__ = version("sdsage")
-except PackageNotFoundError:  # a checkout that is not installed
-    __version__ = "0+unknown"
-
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "Adjustment",
     "BadRequest",
     "CacheMode",
@@ -132,7 +131,18 @@ def build_info() -> dict[str, Any]:
     return info
 
 
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # 30 ms, which `sdsage --help` has no use for
+
+    try:
+        return version("sdsage")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'sdsage' has no attribute {name!r}")
     return getattr(import_module(f"sdsage.{_MODULE_OF[name]}"), name)

@@ -1,7 +1,8 @@
-"""The only module that knows cffi: finds libsdsage, checks that it is the one this package was built with, and offers it.
+"""The only module that knows cffi: finds libsdsage, checks that this package was built with it, and offers it.
 
-ABI mode: the declarations (cdef.h) are written at build time from the very headers that the library was compiled with, and
-at import the library's ABI version and the size and last offset of every struct are compared with what cffi makes of them.
+ABI mode: the declarations (cdef.h) are written at build time from the very headers that the library was compiled with.
+At import the library's ABI version and the size and last offset of every struct are compared with what cffi makes of
+them.
 """
 
 import os

@@ -191,7 +191,7 @@ def run(body: Callable[[], T], hooks: Hooks, device: str | None = None) -> T:
     """
     global _running
     with _the_turn():
-        outcome = _Outcome()
+        outcome, done = _Outcome(), threading.Event()
 
         def work() -> None:
             global _worker
@@ -203,13 +203,15 @@ def run(body: Callable[[], T], hooks: Hooks, device: str | None = None) -> T:
                 outcome.error = error
             finally:
                 _worker = None
+                done.set()
 
         _set_preview(hooks)
         _running = hooks
         thread = threading.Thread(target=work, name="sdsage-job", daemon=True)
         try:
             thread.start()
-            _join(thread)
+            _wait(done)
+            thread.join()
         finally:
             _running = None
             lib.sd_set_preview_callback(ffi.NULL, PreviewMode.NONE, 1, False, False, ffi.NULL)
@@ -221,12 +223,15 @@ def run(body: Callable[[], T], hooks: Hooks, device: str | None = None) -> T:
         return result
 
 
-def _join(thread: threading.Thread) -> None:
-    """Waits for the job; an interrupt stops it first and is then raised."""
+def _wait(done: threading.Event) -> None:
+    """Waits for the job; an interrupt stops it first and is then raised.
+
+    An event, not Thread.join: an interrupted join takes the running thread for a finished one (CPython 3.11).
+    """
     interrupt: BaseException | None = None
-    while thread.is_alive():
+    while not done.is_set():
         try:
-            thread.join()
+            done.wait()
         except BaseException as error:
             interrupt = interrupt or error
             lib.sdsage_cancel()

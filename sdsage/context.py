@@ -209,6 +209,10 @@ class Context:
             NonFiniteError, GenerationError: the engine failed.
             Cancelled: `cancel()` was called.
         """
+        if not self.supports_image:
+            raise BadRequest(
+                f"{self.version_name} makes videos: use generate_video (vid-gen), with 1 frame for a picture"
+            )
         self._check_common(params)
         if not 1 <= params.batch_count <= 1000:
             raise BadRequest(f"batch_count is {params.batch_count}: 1 to 1000 are possible")
@@ -273,12 +277,16 @@ class Context:
         *,
         on_progress: OnProgress | None = None,
     ) -> NDArray[np.uint8]:
-        """Frames (N x H x W x 3) of latents that a job kept: 1 x C x T x H x W for a video, 1 x C x H x W for an image."""
+        """Frames (N x H x W x 3) of latents that a job kept.
+
+        Latents are 1 x C x T x H x W for a video and 1 x C x H x W for an image.
+        """
         self._begin_use()
         video = np.ndim(latents) == 5
         if np.ndim(latents) not in (4, 5) or not np.isfinite(latents).all():
             raise BadRequest(
-                f"latents have shape {np.shape(latents)}: finite values of 1 x C x T x H x W or 1 x C x H x W are needed"
+                f"latents have shape {np.shape(latents)}: "
+                "finite values of 1 x C x T x H x W or 1 x C x H x W are needed"
             )
 
         def work() -> NDArray[np.uint8]:
@@ -336,7 +344,7 @@ class Context:
         _ = self._open
         if self._single_use and self._used:
             raise ContextClosed(
-                "this context was made with free_params_immediately=True and has given its weights back after its first job: "
+                "this context was made with free_params_immediately=True and gave its weights back after one job: "
                 "make a new one, or leave that field alone"
             )
         self._used = True

@@ -168,6 +168,11 @@ def test_bad_sampling_values(video_context: Any) -> None:
         job.sample_params.flow_shift = math.nan
 
 
+def test_a_video_model_makes_no_images(video_context: Any) -> None:
+    with pytest.raises(BadRequest, match="makes videos"):
+        video_context.generate_image(small_image())
+
+
 def test_bad_image_jobs(flux_context: Any) -> None:
     with pytest.raises(BadRequest, match="batch_count is 0"):
         flux_context.generate_image(small_image(batch_count=0))
@@ -250,6 +255,17 @@ def test_convert_errors_write_nothing(preset_files: Any, tmp_path: Path) -> None
             sdsage.convert(source, target)
     assert [p.name for p in tmp_path.iterdir()] == ["there.gguf"]
     assert existing.read_bytes() == b"keep me"
+
+
+def test_converting_a_damaged_file_fails(preset_files: Any, tmp_path: Path) -> None:
+    """No tensors, or tensors beyond the end of the file: nothing is written."""
+    hollow, cut = tmp_path / "hollow.gguf", tmp_path / "cut.gguf"
+    hollow.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
+    cut.write_bytes(Path(preset_files("tiny")["diffusion_model"]).read_bytes()[:1_000_000])
+    for source, words in ((hollow, "holds no tensors"), (cut, "truncated|can't be read|failed")):
+        with pytest.raises(sdsage.SdsageError, match=words):
+            sdsage.convert(source, tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
 
 
 def test_convert_round_trip(preset_files: Any, video_context: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ MODULES = ROOT / "native" / "cmake"
 def script(module: str, show: str, *definitions: str, path: str | None = None, **env: str) -> list[str]:
     """Lines that a CMake script prints after including a module. `path` replaces PATH for programs looked up."""
     code = f'list(APPEND CMAKE_MODULE_PATH "{MODULES}")\ninclude({module})\nmessage("RESULT ${{{show}}}")\n'
-    file = Path(os.environ["TMPDIR"] if "TMPDIR" in os.environ else "/tmp") / f"sdsage-{os.getpid()}-{module}.cmake"
+    file = Path(tempfile.gettempdir()) / f"sdsage-{os.getpid()}-{module}.cmake"
     file.write_text(code)
     try:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("SDSAGE_")}

@@ -283,6 +283,15 @@ def test_bad_input_is_exit_2_and_writes_nothing(name: str, folder: Path, monkeyp
     assert (folder / "kept.png").read_bytes() == b"kept"
 
 
+def test_all_problems_are_said_at_once() -> None:
+    args = [*VIDEO, "--fps", "0", "--vae", "no.gguf", "-p", "<lora:no:1>", "-M", "img_gen", "-o", "cat.avi"]
+    words = ("--fps 0", "--mode img_gen", "--vae no.gguf", "LoRA 'no'", "output 'cat.avi'")
+    lines = run(*args, code=2).stderr.splitlines()
+    for line, word in zip(lines, words, strict=True):
+        assert line.startswith("error: ")
+        assert word in line
+
+
 def test_a_model_of_the_other_verb(folder: Path) -> None:
     files = json.loads(run(*VIDEO, "--print-params").stdout)["ctx"]
     args = [

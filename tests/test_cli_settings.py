@@ -215,6 +215,8 @@ def test_unreadable_config(tmp_path: Path, content: bytes, message: str) -> None
          "--high-noise-cfg-scale has no effect without --high-noise-diffusion-model"),
         (VID, {"high_noise_diffusion_model": "m", "moe_boundary": "0.9"},
          "--moe-boundary has no effect with 20 high-noise steps: give --high-noise-steps 0 to use it"),
+        (IMG, {"init_img": "a.png", "width": "64"},
+         "--width has no effect alone: both sides come from the input picture"),
         (IMG, {"fa": True, "diffusion_fa": True}, "--diffusion-fa has no effect beside --fa, which decides instead"),
         (IMG, {"device": "cpu", "clip_on_cpu": True},
          "--clip-on-cpu has no effect with --device cpu: everything runs there"),

@@ -1,4 +1,4 @@
-"""The engine end to end on the tiny models, through the API; the command line's equality with sd-cli is in test_cli_run."""
+"""The engine end to end on the tiny models, through the API."""
 
 import subprocess
 from pathlib import Path
@@ -127,7 +127,7 @@ def zeroed(source: Path, name: str, target: Path) -> Path:
         at += 16 + 8 * n_dims
         places.append((offset, tensor))
     begin = (at + 31) // 32 * 32
-    ends = sorted(o for o, _ in places) + [len(data) - begin]
+    ends = [*sorted(o for o, _ in places), len(data) - begin]
     hit = 0
     for offset, tensor in places:
         if tensor.endswith(name):

@@ -1,4 +1,4 @@
-"""The library as a C program sees it: visible symbols, another ggml beside it, errors instead of exceptions, the C example."""
+"""The library as a C program sees it: visible symbols, another ggml beside it, errors, the C example."""
 
 import os
 import re
@@ -112,7 +112,7 @@ def test_exception_becomes_error(preset_files: Any, tmp_path: Path) -> None:
     bad.write_bytes(header(tensors, {"general.architecture": "wan"}) + b"".join(pad(t.data(0)) for t in tensors))
     files = {**preset_files("tiny"), "diffusion_model": str(bad)}
     del files["high_noise_diffusion_model"]
-    with pytest.raises(sdsage.SdsageError, match="width 96.*multiple of the head size 128"):
+    with pytest.raises(sdsage.SdsageError, match=r"width 96.*multiple of the head size 128"):
         sdsage.Context(ctx_params(files))
 
 

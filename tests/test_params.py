@@ -1,11 +1,14 @@
 """Parameter objects: every field of the headers is there, with the C default, and comes back from C unchanged."""
 
+import importlib.util
 import math
+import sys
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -78,6 +81,16 @@ def test_defaults_are_those_of_the_c_init_functions() -> None:
     assert sdsage.SdLora("x").multiplier == 1.0
 
 
+def test_lists_and_lengths_are_those_of_the_generator() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "native" / "sd_cli" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    sys.modules["generate"] = generate  # its dataclass looks itself up
+    spec.loader.exec_module(generate)
+    assert generate.LENGTHS == LENGTHS
+
+
 def test_every_struct_of_the_header_has_a_class() -> None:
     by_value = {"sd_image_t", "sdsage_event_t", "sdsage_device_t", "sdsage_latents_t"}
     names = {line.split()[0] for line in text(lib.sdsage_layout()).splitlines()}
@@ -118,7 +131,7 @@ def test_an_enum_field_takes_a_name_and_refuses_others() -> None:
     params = sdsage.SdSampleParams(sample_method="euler_a", scheduler="KARRAS_SCHEDULER")
     assert params.sample_method is sdsage.SampleMethod.EULER_A
     assert params.scheduler is sdsage.Scheduler.KARRAS
-    with pytest.raises(BadRequest, match="'eula'.*choose one of euler, euler_a"):
+    with pytest.raises(BadRequest, match=r"'eula'.*choose one of euler, euler_a"):
         params.sample_method = "eula"
     assert isinstance(params.sample_method, IntEnum)
 

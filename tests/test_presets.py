@@ -41,7 +41,7 @@ def test_preset_file(name: str) -> None:
 def test_load_makes_the_files_once(name: str, cache: Path) -> None:
     made: list[Path] = []
     preset = presets.load(name, made.append)
-    files = [Path(v) for v in preset.options.values() if Path(str(v)).name in FILES]
+    files = [Path(v) for v in map(str, preset.options.values()) if Path(v).name in FILES]
     assert sorted(made) == sorted(files)
     for path in files:
         assert path.is_absolute()
@@ -68,5 +68,8 @@ def test_unknown_preset(asked: str, hint: str) -> None:
 
 
 def test_listing_presets_stays_light() -> None:
-    code = "import sys; from sdsage import presets; [presets.describe(n) for n in presets.names()]; assert 'numpy' not in sys.modules"
+    code = (
+        "import sys; from sdsage import presets; [presets.describe(n) for n in presets.names()];"
+        "assert 'numpy' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

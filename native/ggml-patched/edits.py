@@ -300,6 +300,13 @@ FILES = Group(
             "    sd_ctx->sd->apply_loras(sd_vid_gen_params->loras, sd_vid_gen_params->lora_count);\n",
             "    if (sdsage::failed()) {\n        return nullptr;\n    }\n",
         ),
+        Edit("src/convert.cpp", ">", '#include "model.h"\n', '#include "sdsage_files.hpp"\n'),
+        Edit(
+            "src/convert.cpp",
+            "<",
+            "    ggml_type type             = (ggml_type)output_type;\n",
+            "    if (!sdsage::check_whole(model_loader)) {\n        return false;\n    }\n",
+        ),
         Edit(
             "src/upscaler.cpp",
             ">",

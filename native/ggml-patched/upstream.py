@@ -64,7 +64,7 @@ def edit_text(text: str, edit: Edit) -> str:
 
 
 def edited_texts(root: Path, edits: Iterable[Edit]) -> dict[str, str]:
-    """New content of every file that an edit touches, with LF line ends. Nothing is written; all problems are told at once."""
+    """New content of every file that an edit touches, with LF line ends. Writes nothing; tells all problems at once."""
     texts: dict[str, str] = {}
     problems = []
     for edit in edits:
@@ -84,7 +84,9 @@ def edited_texts(root: Path, edits: Iterable[Edit]) -> dict[str, str]:
 def apply_edits(root: Path, groups: Iterable[str] | None = None, leave_ggml: bool = False) -> None:
     """Edits the tree in place; `groups` limits it to the groups of these names."""
     chosen = [e for g in GROUPS if groups is None or g.name in groups for e in g.edits]
-    for name, text in edited_texts(root, [e for e in chosen if not (leave_ggml and e.file.startswith("ggml/"))]).items():
+    for name, text in edited_texts(
+        root, [e for e in chosen if not (leave_ggml and e.file.startswith("ggml/"))]
+    ).items():
         (root / name).write_text(text, encoding="utf-8", newline="\n")
     (root / MARKER).write_text(edits_hash(leave_ggml) + "\n", encoding="utf-8")
 

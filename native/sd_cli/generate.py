@@ -62,16 +62,22 @@ def layout(all_structs: dict[str, list[Field]]) -> str:
     ]
     for name, fields in all_structs.items():
         lines.append(
-            f'    + "{name} " + std::to_string(sizeof({name})) + " " + std::to_string(offsetof({name}, {fields[-1].name})) + "\\n"'
+            f'    + "{name} " + std::to_string(sizeof({name})) + " " '
+            f'+ std::to_string(offsetof({name}, {fields[-1].name})) + "\\n"'
         )
     return "\n".join(lines) + ";\n#define SDSAGE_LAYOUT sdsage_layout_text.c_str()\n"
 
 
 # Pointers whose length is in another field.
 LENGTHS = {
-    "embeddings": "embedding_count", "layers": "layer_count", "custom_sigmas": "custom_sigmas_count", "id_images": "id_images_count",
-    "loras": "lora_count", "ref_images": "ref_images_count", "control_frames": "control_frames_size",
-}  # fmt: skip
+    "embeddings": "embedding_count",
+    "layers": "layer_count",
+    "custom_sigmas": "custom_sigmas_count",
+    "id_images": "id_images_count",
+    "loras": "lora_count",
+    "ref_images": "ref_images_count",
+    "control_frames": "control_frames_size",
+}
 ROOTS = ("sd_ctx_params_t", "sd_img_gen_params_t", "sd_vid_gen_params_t")
 
 
@@ -164,7 +170,8 @@ void put(Json & j, const sd_image_t & s) {
         hash = (hash ^ s.data[i]) * 1099511628211ull;
     }
     char buf[96];
-    std::snprintf(buf, sizeof(buf), "\\"%ux%ux%u fnv1a %016llx\\"", s.width, s.height, s.channel, (unsigned long long) hash);
+    const unsigned long long shown = hash;
+    std::snprintf(buf, sizeof(buf), "\\"%ux%ux%u fnv1a %016llx\\"", s.width, s.height, s.channel, shown);
     j.text += buf;
 }
 
@@ -182,7 +189,8 @@ template <class T> void put_list(Json & j, const T * items, size_t n) {
 JSON_TAIL = """
 }  // namespace
 
-extern "C" char * sdsage_params_json(const sd_ctx_params_t * ctx, const sd_img_gen_params_t * img, const sd_vid_gen_params_t * vid) {
+extern "C" char * sdsage_params_json(const sd_ctx_params_t * ctx, const sd_img_gen_params_t * img,
+                                     const sd_vid_gen_params_t * vid) {
     Json j;
     j.open();
     if (ctx) { j.key("ctx"); put(j, *ctx); }

@@ -1,5 +1,4 @@
 // Checks on the model files that the user named: upstream warns and goes on, or lists hundreds of missing tensors.
-// Included by stable-diffusion.cpp behind its own headers.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "model.h"
 #include "sdsage_seam.hpp"
+#include "stable-diffusion.h"
+#include "util.h"
 
 namespace sdsage {
 
@@ -61,6 +63,32 @@ inline std::vector<int> slot_files(const std::vector<Slot> & slots, const std::v
     return found;
 }
 
+// Every tensor lies inside its file, and there is one at all.
+template <class Loader>
+bool check_whole(Loader & loader) {
+    const auto & files = loader.file_paths();
+    std::vector<uint64_t> sizes;
+    for (const std::string & f : files) {
+        std::error_code ec;
+        const auto n = std::filesystem::file_size(f, ec);
+        sizes.push_back(ec ? 0 : static_cast<uint64_t>(n));
+    }
+    const auto & map = loader.get_tensor_storage_map();
+    for (const auto & [name, t] : map) {
+        if (t.index_in_zip < 0 && t.offset + static_cast<uint64_t>(t.nbytes_to_read()) > sizes[t.file_index]) {
+            reject(sd_format("'%s' is truncated: tensor '%s' ends at byte %llu, the file has %llu; fetch the file again",
+                             files[t.file_index].c_str(), name.c_str(), (unsigned long long)(t.offset + t.nbytes_to_read()),
+                             (unsigned long long)sizes[t.file_index]));
+            return false;
+        }
+    }
+    if (map.empty()) {
+        reject(sd_format("'%s' holds no tensors: it is damaged or not a model", files.empty() ? "" : files.front().c_str()));
+        return false;
+    }
+    return true;
+}
+
 // After the headers were parsed: every named file is there, whole, and together they are a model we know.
 template <class Loader>
 bool check_parsed(const sd_ctx_params_t & params, Loader & loader) {
@@ -75,20 +103,11 @@ bool check_parsed(const sd_ctx_params_t & params, Loader & loader) {
             return false;
         }
     }
-    std::vector<uint64_t> sizes;
-    for (const std::string & f : files) {
-        std::error_code ec;
-        const auto n = std::filesystem::file_size(f, ec);
-        sizes.push_back(ec ? 0 : static_cast<uint64_t>(n));
+    if (!check_whole(loader)) {
+        return false;
     }
     bool has_wan = false, has_text = false;
     for (const auto & [name, t] : loader.get_tensor_storage_map()) {
-        if (t.index_in_zip < 0 && t.offset + static_cast<uint64_t>(t.nbytes_to_read()) > sizes[t.file_index]) {
-            reject(sd_format("'%s' is truncated: tensor '%s' ends at byte %llu, the file has %llu; fetch the file again",
-                             files[t.file_index].c_str(), name.c_str(), (unsigned long long)(t.offset + t.nbytes_to_read()),
-                             (unsigned long long)sizes[t.file_index]));
-            return false;
-        }
         has_wan |= starts_with(name, "model.diffusion_model.patch_embedding.");
         has_text |= starts_with(name, "text_encoders.") || starts_with(name, "cond_stage_model.");
     }

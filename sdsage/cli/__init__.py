@@ -1,0 +1,14 @@
+"""The command line, `sdsage`."""
+
+
+def main() -> None:
+    """Entry point."""
+    import io
+    import sys
+
+    from .app import build_app
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # file names go out as the bytes they came in
+    verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    build_app(only=verb)(prog_name="sdsage")

@@ -1,0 +1,145 @@
+"""The typer application: five verbs, one module each, and what turns their errors into exit codes."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand
+
+from sdsage.errors import Cancelled, SdsageError
+
+
+class Verb(NamedTuple):
+    """A verb lives in the module of its name, which is imported when it runs."""
+
+    help: str
+    example: str
+
+
+VERBS = {
+    "vid-gen": Verb(
+        "Make a video from text, or from pictures and text.",
+        'sdsage vid-gen --preset tiny -p "a lovely cat" -o cat.mp4',
+    ),
+    "img-gen": Verb(
+        "Make pictures from text, or from pictures and text.",
+        'sdsage img-gen --preset tiny-flux -p "a lovely cat" -o cat.png',
+    ),
+    "convert": Verb(
+        "Convert a model to another number format.",
+        "sdsage convert -m wan.safetensors --type q8_0 -o wan-q8_0.gguf",
+    ),
+    "upscale": Verb(
+        "Enlarge a picture with an ESRGAN model.",
+        "sdsage upscale -i cat.png --upscale-model RealESRGAN_x4plus.safetensors -o cat-4x.png",
+    ),
+    "devices": Verb("List the devices that models can run on.", "sdsage devices --json"),
+}
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+SWITCH_NOTE = "Each switch has a --no- form, such as --no-vae-tiling, to win over a preset and a config file."
+
+
+class PanelCommand(TyperCommand):
+    """A verb whose help has one section for each panel of the table.
+
+    Plain text, because rich's panels cut long option names off in a narrow terminal.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or "Run", []).append(record)
+        for title, rows in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def build_app(only: str | None = None) -> typer.Typer:
+    """The application; nothing heavier than typer is imported before a verb runs.
+
+    Args:
+        only: the verb that will be used; the others get no options, which take time to set up.
+            None: all verbs are complete.
+    """
+    app = typer.Typer(
+        name="sdsage",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings=_CONTEXT,
+    )
+    app.callback(help="Generate images and videos; 'sdsage VERB --help' lists the options of a verb.")(_root)
+    for name, verb in VERBS.items():
+        note = f"\n\n{SWITCH_NOTE}" if name.endswith("-gen") else ""
+        help = f"{verb.help}\n\nExample: {verb.example}{note}"
+        function = _function(name) if only in (None, name) else _no_options
+        app.command(name, cls=PanelCommand, help=help, context_settings=_CONTEXT)(function)
+    return app
+
+
+def _function(verb: str) -> Callable[..., None]:
+    from .signature import command
+
+    def run(raw: Mapping[str, Any]) -> None:
+        import_module(f".{verb.replace('-', '_')}", __package__).run(raw)
+
+    return command(verb, _guarded(run))
+
+
+def _no_options() -> None:
+    """Stands for a verb that will not be used."""
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from sdsage import __version__
+
+        print(f"sdsage {__version__}")
+        raise typer.Exit
+
+
+_VERSION = typer.Option(False, "--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+
+
+def _root(version: bool = _VERSION) -> None:
+    """What `sdsage` does before a verb: nothing."""
+
+
+def _guarded(run: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
+    """`run` with errors as messages: exit 2 for misuse, 130 when interrupted, 1 for what failed."""
+
+    def guarded(raw: Mapping[str, Any]) -> None:
+        try:
+            run(raw)
+        except (KeyboardInterrupt, Cancelled):
+            raise _failure("interrupted", 130) from None
+        except SdsageError as error:
+            raise _failure(str(error), error.exit_code) from None
+        except BrokenPipeError:
+            raise
+        except (OSError, ImportError) as error:  # ImportError: the native library is missing or does not fit
+            raise _failure(str(error), 1) from None
+        except MemoryError:
+            raise _failure("out of memory: choose a smaller size, fewer frames or --vae-tiling", 1) from None
+        except Exception as error:
+            text = f"{type(error).__name__}: {error} (a fault of sdsage; SDSAGE_DEBUG=1 shows where)"
+            raise _failure(text, 1) from None
+
+    return guarded
+
+
+def _failure(text: str, code: int) -> typer.Exit:
+    if os.environ.get("SDSAGE_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exc()
+    from .report import say
+
+    say("error", text, "--color" in sys.argv)
+    return typer.Exit(code)

@@ -1,0 +1,111 @@
+"""docs/cli.md, from the table of options: `python -m sdsage.cli.docs > docs/cli.md`."""
+
+from collections.abc import Iterator
+
+from .app import SWITCH_NOTE, VERBS
+from .option import GENERATE, Kind, Option, Panel
+from .options import REMOVED, RENAMED, TABLE, of_verb
+
+_HEAD = """\
+# Command line
+
+<!-- Written by `python -m sdsage.cli.docs > docs/cli.md`; do not edit by hand. -->
+
+`sdsage VERB --help` shows the same options. Results go to stdout, progress and messages to stderr.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed while running |
+| 2 | misuse or bad input; nothing was written |
+| 130 | interrupted; unfinished files are gone |
+
+`SDSAGE_DEBUG=1` adds the traceback to an error.
+
+## From sd-cli to sdsage
+
+`vid-gen` and `img-gen` take the options of the native `sd-cli` under the same names and with the same defaults, so
+an `sd-cli` command works with `sdsage vid-gen` or `sdsage img-gen` in place of its first word. What differs:
+
+- A video goes to `output.mp4` unless `--output` says otherwise; the container is always the one that was asked for,
+  and `.avi` is not among them.
+- Files that exist are kept unless `--overwrite` is given.
+- A LoRA that is not found, and a number, file or name that can't be used, is an error (exit code 2), not a warning.
+- `.ckpt`, `.pt` and `.pth` files need `--allow-pickle`.
+- An option that can't have an effect beside the others gives a warning.
+
+## Presets and config files
+
+A preset sets model files and options, a config file wins over it, and the command line wins over both. A config file
+is TOML; its keys are the long options without the leading dashes, with `_` for `-`. Paths in it are taken from the
+current folder, like those on the command line.
+
+```toml
+preset = "tiny"
+cfg_scale = 5.0
+vae_tiling = true
+ref_image = ["front.png", "side.png"]
+skip_layers = [7, 8, 9]
+```
+
+"""
+
+
+def document() -> str:
+    """The whole file."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    yield _HEAD.rstrip("\n")
+    yield f"\n{SWITCH_NOTE}"
+    yield from _section("sdsage vid-gen, sdsage img-gen", ("vid-gen", "img-gen"))
+    for verb in VERBS:
+        if verb not in GENERATE:
+            yield from _section(f"sdsage {verb}", (verb,))
+    yield from _old_names()
+
+
+def _section(title: str, verbs: tuple[str, ...]) -> Iterator[str]:
+    yield f"\n## {title}\n"
+    for verb in verbs:
+        yield f"{VERBS[verb].help}\n\n```sh\n{VERBS[verb].example}\n```\n"
+    options = [o for o in TABLE if o in of_verb(verbs[0])]
+    for panel in Panel.ORDER:
+        rows = [o for o in options if o.panel == panel]
+        if rows:
+            yield f"### {panel}\n" if len(verbs) > 1 else f"{panel}:\n"
+            yield "| option | what it does | value | default |\n|---|---|---|---|"
+            yield "\n".join(map(_row, rows)) + "\n"
+
+
+def _row(option: Option) -> str:
+    metavar = f" {option.kind.metavar}" if option.kind.metavar else ""
+    names = ", ".join(f"`{name}{metavar}`" for name in option.names)
+    use = f"{option.help}." + (f" Only in {option.only}." if option.only else "")
+    if option.needs:
+        use += f" Needs {' or '.join(f'`{name}`' for name in option.needs)}."
+    cells = (names, use, _value(option), option.shown_default())
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
+
+
+def _value(option: Option) -> str:
+    if option.choices:
+        return ", ".join(f"`{choice}`" for choice in option.choices)
+    if option.kind is Kind.SWITCH:
+        return "switch"
+    parts = [option.unit or option.kind.unit, option.span(), "may be repeated" if option.many else ""]
+    return ", ".join(filter(None, parts))
+
+
+def _old_names() -> Iterator[str]:
+    yield "\n## Names of other versions\n"
+    yield "| option | now |\n|---|---|"
+    for old, new in RENAMED.items():
+        yield f"| `{old}` | `{new}`; the old name still works |"
+    for old, removed in REMOVED.items():
+        yield f"| `{old}` | an error: {removed.advice} |"
+
+
+if __name__ == "__main__":
+    print(document())

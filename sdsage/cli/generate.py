@@ -1,0 +1,188 @@
+"""From settings to files: what vid-gen and img-gen share."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdsage.errors import BadRequest
+
+from .job import Job, build, resolve
+from .option import IMG
+from .record import Run, metadata, summary, summary_lines
+from .report import Reporter, say
+from .settings import Settings, merge
+
+if TYPE_CHECKING:
+    from sdsage import Adjustment, Context, Result
+    from sdsage.media import Output
+
+DEFAULT_OUTPUT = {"vid-gen": "output.mp4", "img-gen": "output.png"}
+
+
+def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
+    """Runs a generation from typer's values to the printed file names."""
+    settings = merge(verb, raw)
+    check_mode(settings, verb.replace("-", "_"))
+    resolved = resolve(settings)
+    output = None if settings["print_params"] else plan(settings)
+    settings.problems.stop_if_any()
+    for sentence in settings.warnings:
+        say("warning", sentence, settings["color"])
+    job = build(settings, resolved)
+    if output is None:
+        from sdsage._ffi import params_json
+
+        image = verb == IMG
+        print(params_json(job.ctx, job.gen if image else None, None if image else job.gen))
+        return
+    finished = generate(job, output)
+    show(finished)
+
+
+def check_mode(settings: Settings, expected: str) -> None:
+    """-M of an sd-cli command must agree with the verb."""
+    mode = settings["mode"]
+    if mode in (None, expected):
+        return
+    verbs = {"vid_gen": "vid-gen", "img_gen": "img-gen", "convert": "convert", "upscale": "upscale"}
+    advice = f"run 'sdsage {verbs[mode]}'" if mode in verbs else f"it takes one of {', '.join(verbs)}"
+    settings.problems.add(f"--mode {mode} is not the mode of {settings.verb}: {advice}")
+
+
+def plan(settings: Settings) -> "Output | None":
+    """The judged output; what is wrong with it becomes one of the settings' problems.
+
+    Raises:
+        MissingExtra: the container needs PyAV, which is not installed.
+    """
+    from sdsage.media import plan_output
+
+    video = settings.verb != IMG
+    try:
+        return plan_output(
+            settings["output"] or DEFAULT_OUTPUT[settings.verb],
+            video=video,
+            count=settings["video_frames"] if video else settings["batch_count"],
+            overwrite=settings["overwrite"],
+            begin_index=settings["output_begin_idx"],
+        )
+    except BadRequest as error:
+        settings.problems.add(str(error))
+        return None
+
+
+def generate(job: Job, output: "Output") -> Run:
+    """Loads the model, generates, upscales and writes."""
+    from sdsage import Context
+
+    from .preview import PreviewFile, engine_preview
+
+    settings = job.settings
+    with Reporter(settings) as reporter:
+        reporter.shown.update(settings.warnings)
+        if settings["seed"] < 0:
+            reporter.note(f"seed {job.seed} was drawn")
+        more: dict[str, Any] = {}
+        if settings["preview"] != "none":
+            more = {"on_preview": PreviewFile(settings, reporter), "preview": engine_preview(settings)}
+        with Context(
+            job.ctx,
+            device=settings["device"],
+            allow_pickle=settings["allow_pickle"],
+            on_progress=reporter.progress,
+            on_log=reporter.log,
+        ) as context:
+            check_size(context, job, reporter)
+            result = start(context, job, more)
+        for sentence in result.adjusted:
+            reporter.message("warning", sentence)
+        return write(job, result, output, reporter)
+
+
+def start(context: "Context", job: Job, more: dict[str, Any]) -> "Result":
+    """Runs the job; `more` holds what belongs to previews."""
+    from sdsage.params import SdImgGenParams
+
+    if isinstance(job.gen, SdImgGenParams):
+        if not context.supports_image:
+            raise BadRequest(f"{context.version_name} makes videos: run 'sdsage vid-gen', with one frame for a picture")
+        return context.generate_image(job.gen, **more)
+    if not context.two_experts:  # sd-cli's default of 20 high-noise steps is meant for two experts only
+        job.gen.high_noise_sample_params.sample_steps = -1
+    return context.generate_video(job.gen, **more)
+
+
+def check_size(context: "Context", job: Job, reporter: Reporter) -> None:
+    """One warning, or with --strict one error, for each size or frame count that the model can't take."""
+    frames = None if job.settings.verb == IMG else job.count
+    found = context.check_size(job.gen.width, job.gen.height, frames)
+    if found and job.settings["strict"]:
+        raise BadRequest("\n".join(map(_strict, found)))
+    for a in found:
+        reporter.message("warning", str(a))
+
+
+def _strict(adjustment: "Adjustment") -> str:
+    neighbours = " or ".join(map(str, adjustment.neighbours))
+    return f"{adjustment.what} {adjustment.asked} is not possible with this model: use {neighbours}"
+
+
+def write(job: Job, result: "Result", output: "Output", reporter: Reporter) -> Run:
+    """Upscales where asked for, and writes the files."""
+    frames, seconds = result.frames, 0.0
+    size = frames.shape[2], frames.shape[1]
+    if job.settings["upscale_model"]:
+        began = time.monotonic()
+        frames = upscaled(frames, job.settings, reporter)
+        seconds = time.monotonic() - began
+    stored = frames.shape[2], frames.shape[1]
+    run = Run(job, size, stored, len(frames), result.seeds, result.timings, result.adjusted)
+    began = time.monotonic()
+    with reporter.stage("encode"):
+        info = None if job.settings["disable_image_metadata"] else metadata(run)
+        files = output.write(frames, fps=job.settings["fps"], metadata=info)
+    run.files, run.notes = tuple(map(Path, files)), tuple(output.notes)
+    run.upscale, run.encode = seconds, time.monotonic() - began
+    return run
+
+
+def upscaled(frames: Any, settings: Settings, reporter: Reporter) -> Any:
+    """Frames N x H x W x 3 through --upscale-model, --upscale-repeats times."""
+    import numpy as np
+
+    from sdsage import Upscaler
+
+    with (
+        reporter.stage("upscale"),
+        Upscaler(
+            settings["upscale_model"],
+            device=settings["device"],
+            n_threads=settings["threads"],
+            tile_size=settings["upscale_tile_size"],
+            direct=settings["diffusion_conv_direct"],
+            offload_params_to_cpu=settings["offload_to_cpu"],
+            allow_pickle=settings["allow_pickle"],
+            on_log=reporter.log,
+        ) as upscaler,
+    ):
+        done = []
+        for frame in frames:
+            for _ in range(settings["upscale_repeats"]):
+                frame = upscaler.upscale(frame)
+            done.append(frame)
+        return np.stack(done)
+
+
+def show(run: Run) -> None:
+    """The summary on stderr and the file names on stdout, or all of it as JSON on stdout."""
+    values = summary(run)
+    if run.job.settings["json"]:
+        print(json.dumps(values, ensure_ascii=False))
+        return
+    if not run.job.settings["quiet"]:
+        print("\n".join(summary_lines(values)), file=sys.stderr)
+    for path in run.files:
+        print(path)

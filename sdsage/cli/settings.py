@@ -1,0 +1,202 @@
+"""The settings of one run: preset < config file < command line, each value checked, each problem gathered."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from sdsage.errors import BadRequest
+
+from .cache import BLOCK_MODES
+from .option import GENERATE, Kind, Option
+from .options import REMOVED, RENAMED, by_key, of_verb
+from .values import Problems, parse
+
+
+@dataclass
+class Settings:
+    """Values of all options of a verb.
+
+    Attributes:
+        values: by option key; the default where nothing was given.
+        given: keys that the user gave, on the command line or in the config file (a preset does not count).
+        warnings: sentences to show before the run.
+        problems: what is wrong; the caller adds its own and then calls `problems.stop_if_any()`.
+    """
+
+    verb: str
+    values: dict[str, Any]
+    given: set[str]
+    warnings: list[str] = field(default_factory=list)
+    problems: Problems = field(default_factory=Problems)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def is_set(self, name: str) -> bool:
+        """Whether the option called `name` does something: it is given, and not off, empty or zero."""
+        value = self.values.get(by_key()[name.removeprefix("--").replace("-", "_")].key)
+        return value not in (None, "", False, 0, (), (0, 0), "none", "disabled")
+
+
+def merge(verb: str, raw: Mapping[str, Any]) -> Settings:
+    """Settings from what typer gives (None: not given), from the config file and from the preset.
+
+    Raises:
+        BadRequest: the preset or the config file can't be used at all. Single bad values become `problems`.
+    """
+    defaults = {o.key: False if o.kind is Kind.SWITCH else o.default for o in of_verb(verb)}
+    settings = Settings(verb, defaults, set())
+    given = _command_line(verb, raw, settings)
+    config = _read_config(given["config"], verb, settings.problems) if given.get("config") else {}
+    preset = _read_preset(given.get("preset", config.get("preset")), verb, settings.problems)
+    in_config = f" (in {given.get('config')})"
+    for values, where in ((preset, " (in the preset)"), (config, in_config), (given, "")):
+        for key, value in values.items():
+            try:
+                settings.values[key] = parse(by_key()[key], value, where)
+            except BadRequest as error:
+                settings.problems.add(str(error))
+    settings.given = {*config, *given}
+    if verb in GENERATE:
+        settings.warnings += without_effect(settings)
+    return settings
+
+
+def _command_line(verb: str, raw: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    given = {o.key: raw[o.key] for o in of_verb(verb) if raw.get(o.key) not in (None, False, [])}
+    for old, name in RENAMED.items():
+        value = raw.get(hidden_key("old", old))
+        if value is not None:
+            key = _key(name)
+            if key in given:
+                settings.problems.add(f"{old} and {name} are the same option: give {name} only")
+            given[key] = value
+            settings.warnings.append(f"{old} is now called {name}: use the new name")
+    for old, removed in REMOVED.items():
+        if raw.get(hidden_key("old", old)):
+            settings.problems.add(f"{old} is not an option of this version: {removed.advice}")
+    for option in of_verb(verb):
+        if option.kind is Kind.SWITCH and raw.get(hidden_key("no", option.name)):
+            no = option.name.replace("--", "--no-")
+            if option.key in given:
+                settings.problems.add(f"{option.name} and {no} contradict each other: give one of them")
+            given[option.key] = False
+    return given
+
+
+def _key(name: str) -> str:
+    return name.removeprefix("--").replace("-", "_")
+
+
+def hidden_key(kind: str, name: str) -> str:
+    """Name of the function parameter behind a spelling that the help does not show."""
+    return f"{kind}_{_key(name)}"
+
+
+def _read_config(path: str, verb: str, problems: Problems) -> dict[str, Any]:
+    """Keys of a TOML file: long option names, with dashes or underscores."""
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadRequest(f"--config {path} does not exist: it takes a TOML file; check the path") from None
+    except IsADirectoryError:
+        raise BadRequest(f"--config {path} is a folder: it takes a TOML file; name one inside") from None
+    except OSError as error:
+        raise BadRequest(f"--config {path} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"--config {path} is not a TOML file: {error}") from None
+    return _checked_keys(table, f"--config {path}", verb, problems)
+
+
+def _read_preset(name: Any, verb: str, problems: Problems) -> dict[str, Any]:
+    if name is None:
+        return {}
+    if verb not in GENERATE or not isinstance(name, str):
+        raise BadRequest(f"--preset {name} can't be used: it takes the name of a preset")
+    from sdsage import presets
+
+    preset = presets.load(name)
+    if preset.mode != verb:
+        raise BadRequest(f"--preset {name} is for {preset.mode}, not for {verb}: run 'sdsage {preset.mode}'")
+    return _checked_keys(preset.options, f"--preset {name}", verb, problems)
+
+
+def _checked_keys(table: Mapping[str, Any], source: str, verb: str, problems: Problems) -> dict[str, Any]:
+    options = {o.key: o for o in of_verb(verb)}
+    aliases = {_key(alias): o.key for o in of_verb(verb) for alias in o.aliases}
+    found: dict[str, Any] = {}
+    for written, value in table.items():
+        key = written.replace("-", "_")
+        key = aliases.get(key, key)
+        if key in options and key not in ("config", "mode"):
+            found[key] = value
+        else:
+            near = get_close_matches(key, options, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; keys are the long options with underscores"
+            problems.add(f"{source} has {written}, which is not an option of {verb}{hint}")
+    return found
+
+
+def without_effect(settings: Settings) -> list[str]:
+    """One sentence for each option that was given and can't do anything beside the others."""
+    found = []
+    for option in of_verb(settings.verb):
+        if option.key in settings.given and settings[option.key] not in (False, None):
+            reason = _why_idle(option, settings)
+            if reason:
+                found.append(f"{option.name} has no effect {reason}")
+    return found
+
+
+def _why_idle(option: Option, settings: Settings) -> str:
+    if option.only not in (None, settings.verb):
+        size = ", except that it gives the size" if option.key in ("ref_image", "end_img") else ""
+        return f"in {settings.verb}{size}: it is for {option.only}"
+    if option.needs and not any(map(settings.is_set, option.needs)):
+        return f"without {' or '.join(option.needs)}"
+    beaten = [name for name in option.beaten_by if settings.is_set(name)]
+    if beaten:
+        return f"beside {beaten[0]}, which decides instead"
+    if settings["device"] == "cpu" and option.key in _CPU_SWITCHES:
+        return "with --device cpu: everything runs there"
+    return _SPECIAL.get(option.key, lambda _: "")(settings)
+
+
+def _one_side(s: Settings) -> str:
+    """Width or height alone beside a picture: sd-cli then takes both from the picture."""
+    picture = any(map(s.is_set, ("--init-img", "--end-img", "--ref-image")))
+    return "" if not picture or (s["width"] and s["height"]) else "alone: both sides come from the input picture"
+
+
+def _preview_model(s: Settings) -> str:
+    missing = s["preview"] == "tae" and not s.is_set("--taesd")
+    return "without --taesd, which makes this preview" if missing else ""
+
+
+def _boundary(s: Settings) -> str:
+    steps = s["high_noise_steps"]
+    return f"with {steps} high-noise steps: give --high-noise-steps 0 to use it" if steps > 0 else ""
+
+
+def _begin_index(s: Settings) -> str:
+    numbered = "%" in (s["output"] or "") or (s.verb == "img-gen" and s["batch_count"] > 1)
+    return "" if numbered else "on a single file: name one with %d, or ask for several pictures"
+
+
+def _scm(s: Settings) -> str:
+    return "" if s["cache_mode"] in BLOCK_MODES else f"with --cache-mode {s['cache_mode']}"
+
+
+_CPU_SWITCHES = ("offload_to_cpu", "clip_on_cpu", "vae_on_cpu", "control_net_cpu")
+_SPECIAL = {
+    "width": _one_side,
+    "height": _one_side,
+    "preview": _preview_model,
+    "moe_boundary": _boundary,
+    "output_begin_idx": _begin_index,
+    "scm_mask": _scm,
+    "scm_policy": _scm,
+}

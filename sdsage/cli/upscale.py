@@ -1,0 +1,47 @@
+"""`sdsage upscale`: one picture through an ESRGAN model."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .generate import check_mode, upscaled
+from .job import check_inputs
+from .option import UPSCALE
+from .report import Reporter
+from .settings import Settings, merge
+
+if TYPE_CHECKING:
+    from sdsage.media import Output
+
+
+def run(raw: Mapping[str, Any]) -> None:
+    from sdsage.media import load_image, read_metadata
+
+    settings = merge(UPSCALE, raw)
+    output = check(settings)
+    picture = load_image(settings["init_img"])
+    with Reporter(settings) as reporter:
+        frames = upscaled(picture[None], settings, reporter)
+        with reporter.stage("encode"):
+            files = output.write(frames, metadata=read_metadata(settings["init_img"]))
+    height, width = frames.shape[1:3]
+    values = {"files": [str(path) for path in files], "width": width, "height": height}
+    print(json.dumps(values, ensure_ascii=False) if settings["json"] else files[0])
+
+
+def check(settings: Settings) -> "Output":
+    """Judges what was given before a model is read.
+
+    Raises:
+        BadRequest: with a line for each problem.
+    """
+    from sdsage.media import plan_output
+
+    check_mode(settings, "upscale")
+    check_inputs(settings)
+    for name in ("--init-img", "--upscale-model"):
+        if not settings.is_set(name):
+            settings.problems.add(f"{name} FILE is missing: upscale needs a picture and a model")
+    settings.problems.stop_if_any()
+    name = settings["output"] or "output.png"
+    return plan_output(name, video=False, count=1, overwrite=settings["overwrite"])

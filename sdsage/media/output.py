@@ -1,0 +1,230 @@
+"""Where results go: a name is judged before the work starts, and files appear only when whole."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdsage.errors import BadRequest, OutputError, SdsageError
+from sdsage.media import naming, pyav, stills
+from sdsage.media.metadata import Metadata
+
+IMAGE_SUFFIXES = tuple(stills.STILL_FORMATS)
+CLIP_SUFFIXES = (".mp4", ".webm", ".gif", ".webp")
+
+
+@dataclass
+class Output:
+    """A judged place for results; made by `plan_output`.
+
+    Attributes:
+        path: the name as given, perhaps a pattern.
+        suffix: its extension in lower case.
+        clip: all frames go into one moving file; otherwise each frame gets its own.
+        overwrite: existing files are replaced.
+        begin_index: index of the first numbered file.
+        notes: one sentence for each way in which the last written file differs from what was given.
+    """
+
+    path: str
+    suffix: str
+    clip: bool
+    overwrite: bool
+    begin_index: int
+    notes: list[str] = field(default_factory=list)
+
+    def paths(self, count: int) -> list[Path]:
+        """Files that `count` frames make."""
+        names = [self.path] if self.clip else naming.file_names(self.path, count, self.begin_index)
+        return [Path(name) for name in names]
+
+    def write(
+        self,
+        frames: NDArray[np.uint8],
+        *,
+        fps: int = 16,
+        metadata: Metadata | Sequence[Metadata] | None = None,
+    ) -> list[Path]:
+        """Write frames N x H x W x 3 (uint8); missing folders are made.
+
+        `fps` counts for moving files only. `metadata` is one for all files, or one for each file.
+        Every file is written under a temporary name beside its place; all are renamed when all are whole.
+        After any exception, Ctrl-C included, temporary files are gone and older files are as they were.
+
+        Raises BadRequest for frames, fps or metadata of the wrong kind, OutputError when a file appeared
+        meanwhile, SdsageError when writing fails (disk full, size beyond the container's limit).
+        """
+        _check_frames(frames, fps)
+        paths = self.paths(len(frames))
+        infos = _one_each(metadata, len(paths))
+        self.notes = list(self._differences(frames, fps))
+        targets = [Path(os.path.realpath(path)) for path in paths]  # through a link, as plain writing would
+        folders: list[Path] = []
+        parts: list[Path] = []
+        try:
+            for folder in dict.fromkeys(target.parent for target in targets):
+                _make_folder(folder, folders)
+            for index, target in enumerate(targets):
+                parts.append(target.parent / f".sdsage-{secrets.token_hex(8)}.part")
+                self._encode(parts[-1], frames if self.clip else frames[index], fps, infos[index])
+            _check_existing(targets, self.overwrite)
+            for part, target in zip(parts, targets, strict=True):
+                os.replace(part, target)
+        except BaseException as error:
+            for part in parts:
+                part.unlink(missing_ok=True)
+            for folder in reversed(folders):
+                with contextlib.suppress(OSError):  # not empty any more: another process uses it
+                    folder.rmdir()
+            if isinstance(error, (OSError, ValueError)) and not isinstance(error, SdsageError):
+                reason = getattr(error, "strerror", None) or error
+                raise SdsageError(f"output {self.path!r} was not written: {reason}") from error
+            raise
+        return paths
+
+    def _encode(self, part: Path, frames: NDArray[np.uint8], fps: int, metadata: Metadata | None) -> None:
+        if not self.clip:
+            stills.write_still(part, self.suffix, frames, metadata)
+        elif self.suffix == ".gif":
+            stills.write_gif(part, frames, fps, metadata)
+        elif self.suffix == ".webp":
+            stills.write_webp_clip(part, frames, fps, metadata)
+        else:
+            pyav.write_video(part, self.suffix, frames, fps, metadata)
+
+    def _differences(self, frames: NDArray[np.uint8], fps: int) -> Iterator[str]:
+        if self.clip and self.suffix in pyav.CODECS:
+            height, width = frames.shape[1:3]
+            bottom, right = pyav.padding(height, width)
+            if bottom or right:
+                stored = f"{width + right}x{height + bottom}"
+                yield f"{self.suffix} needs even sizes: {width}x{height} is stored as {stored}, edge repeated"
+        if self.clip and self.suffix == ".gif":
+            times = set(stills.frame_times(len(frames), fps, 100))
+            if min(times) < stills.GIF_FASTEST:
+                yield f".gif can't show {fps} frames per second: it plays at 50, the most that players accept"
+            elif len(times) > 1:
+                lengths = " or ".join(str(10 * t) for t in sorted(times))
+                yield f".gif counts in 10 ms: at {fps} frames per second frames last {lengths} ms in turn"
+
+
+def plan_output(
+    path: str | os.PathLike[str],
+    *,
+    video: bool,
+    count: int,
+    overwrite: bool = False,
+    begin_index: int | None = None,
+) -> Output:
+    """Judge an output name for `count` images, or frames of a video; creates nothing.
+
+    A video goes to .mp4, .webm, .gif or .webp, or with a pattern such as frame_%04d.png to one image per
+    frame; a single frame also to an image name. Images go to .png, .jpg or .webp; several images under a
+    plain name become name_0.png, name_1.png. Indices start at `begin_index` (negative or None: 0).
+
+    Raises OutputError (BadRequest) for a name, folder or container that can't be used and, unless
+    `overwrite`, for files that exist already; MissingExtra when the container needs PyAV and there is none.
+    """
+    name = os.fspath(path)
+    if count < 1:
+        raise BadRequest(f"{count} frames can't be written: at least 1 is needed")
+    suffix = _check_name(name, is_video=video, count=count)
+    clip = video and not naming.is_pattern(name) and suffix in CLIP_SUFFIXES
+    output = Output(name, suffix, clip, overwrite, max(begin_index or 0, 0))
+    targets = output.paths(count)
+    try:
+        for folder in dict.fromkeys(Path(os.path.realpath(target)).parent for target in targets):
+            _check_folder(folder)
+        _check_existing(targets, overwrite)
+    except OSError as error:
+        raise OutputError(f"output {name!r} can't be used: {error.strerror}") from error
+    if clip and suffix in pyav.CODECS:
+        pyav.check_encoder(suffix)
+    return output
+
+
+def _check_name(name: str, *, is_video: bool, count: int) -> str:
+    """The extension of `name` in lower case, if a job of this kind can be written to it."""
+    if not os.path.basename(name) or os.path.isdir(name):
+        raise OutputError(
+            f"output {name!r} is a folder: add a file name such as {'out.mp4' if is_video else 'out.png'}"
+        )
+    if "\0" in name:
+        raise OutputError(f"output {name!r} holds a zero byte, which no file name can")
+    suffix = os.path.splitext(name)[1].lower()
+    numbered = naming.is_pattern(name)
+    allowed: tuple[str, ...] = IMAGE_SUFFIXES
+    if is_video and not numbered:
+        allowed = CLIP_SUFFIXES + ((".png", ".jpg", ".jpeg", ".jpe") if count == 1 else ())
+    if suffix in allowed:
+        return suffix
+    stem = os.path.splitext(name)[0]
+    if numbered:
+        problem = f"{suffix or 'no extension'} is not possible with a frame number"
+        remedy = f"use {_listed(IMAGE_SUFFIXES)}" + (", or a name without %d for a video" if is_video else "")
+    elif is_video and suffix in IMAGE_SUFFIXES:
+        problem = f"{suffix} holds one image, not {count} frames"
+        remedy = f"number them ({stem}_%04d{suffix}), or use {_listed(CLIP_SUFFIXES)}"
+    else:
+        problem = f"{suffix} is not possible" if suffix else "the extension is missing"
+        remedy = f"use {_listed(allowed)}" + (f", or numbered images ({stem}_%04d.png)" if is_video else "")
+    raise OutputError(f"output {name!r}: {problem}: {remedy}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _check_folder(folder: Path) -> None:
+    """The folder, or the nearest one above it that exists, must take new files."""
+    present = folder
+    while not present.exists() and present != present.parent:
+        present = present.parent
+    if not present.is_dir():
+        raise OutputError(f"output folder {str(folder)!r} can't be made: {str(present)!r} is a file")
+    if not os.access(present, os.W_OK | os.X_OK):
+        raise OutputError(f"output folder {str(present)!r} is not writable: choose another or change its permissions")
+
+
+def _check_existing(targets: Sequence[Path], overwrite: bool) -> None:
+    for target in targets:
+        if not target.exists():
+            continue
+        if not target.is_file():
+            raise OutputError(f"output {str(target)!r} exists and is not a plain file: choose another name")
+        if not overwrite:
+            raise OutputError(
+                f"output {str(target)!r} exists already: choose another name, or replace it (--overwrite)"
+            )
+
+
+def _make_folder(folder: Path, made: list[Path]) -> None:
+    """Create `folder` and what is missing above it; what is new is appended to `made`, outermost first."""
+    missing = [level for level in (folder, *folder.parents) if not level.exists()]
+    for level in reversed(missing):
+        made.append(level)
+        level.mkdir(exist_ok=True)
+
+
+def _check_frames(frames: Any, fps: object) -> None:
+    if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3:
+        kind = f"{frames.dtype} {frames.shape}" if isinstance(frames, np.ndarray) else type(frames).__name__
+        raise BadRequest(f"frames must be a uint8 array of shape N x H x W x 3, not {kind}")
+    if 0 in frames.shape:
+        raise BadRequest(f"frames of shape {frames.shape} hold no pixel")
+    if isinstance(fps, bool) or not isinstance(fps, int) or fps < 1:
+        raise BadRequest(f"fps={fps!r} is not possible: a whole number of frames per second from 1 up")
+
+
+def _one_each(metadata: Metadata | Sequence[Metadata] | None, files: int) -> list[Metadata | None]:
+    if metadata is None or isinstance(metadata, Metadata):
+        return [metadata] * files
+    if len(metadata) != files:
+        raise BadRequest(f"{len(metadata)} metadata entries for {files} files: give one for all, or one for each")
+    return list(metadata)
