@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import av
@@ -209,21 +210,23 @@ def test_failure_in_the_middle(
     assert (tmp_path / old).read_bytes() == b"older file"
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[], None]]:
-    """After the call no file of this process grows beyond 1 KiB."""
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Inside, no file of this process grows beyond 1 KiB: not pytest's own output either, so nothing may be printed."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_full_disk(tmp_path: Path, full_disk: Callable[[], None], name: str) -> None:
+def test_full_disk(tmp_path: Path, name: str) -> None:
     old = naming.fill(name, 0)
     (tmp_path / old).write_bytes(b"older file")
     output = plan_output(tmp_path / name, video=True, count=4, overwrite=True)
-    full_disk()
-    with pytest.raises(SdsageError) as caught:
+    with full_disk(), pytest.raises(SdsageError) as caught:
         output.write(FRAMES)
     assert caught.value.exit_code == 1
     assert files(tmp_path) == [old]

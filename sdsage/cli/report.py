@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from .settings import Settings
-
 if TYPE_CHECKING:
     from sdsage import Progress
     from sdsage.enums import LogLevel
+
+    from .settings import Settings
 
 STAGES = {
     "load": "load model",
@@ -52,7 +52,7 @@ class Reporter:
     leaves warnings and errors, `verbose` adds the engine's informative and debugging messages.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: "Settings") -> None:
         self.quiet = bool(settings["quiet"])
         self.verbose = bool(settings["verbose"])
         self.color = bool(settings["color"])

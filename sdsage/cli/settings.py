@@ -12,6 +12,7 @@ from sdsage.errors import BadRequest
 from .cache import BLOCK_MODES
 from .option import GENERATE, Kind, Option
 from .options import REMOVED, RENAMED, by_key, of_verb
+from .report import say
 from .values import Problems, parse
 
 
@@ -51,7 +52,8 @@ def merge(verb: str, raw: Mapping[str, Any]) -> Settings:
     settings = Settings(verb, defaults, set())
     given = _command_line(verb, raw, settings)
     config = _read_config(given["config"], verb, settings.problems) if given.get("config") else {}
-    preset = _read_preset(given.get("preset", config.get("preset")), verb, settings.problems)
+    quiet = bool(given.get("quiet", config.get("quiet")))
+    preset = _read_preset(given.get("preset", config.get("preset")), verb, settings.problems, quiet)
     in_config = f" (in {given.get('config')})"
     for values, where in ((preset, " (in the preset)"), (config, in_config), (given, "")):
         for key, value in values.items():
@@ -111,16 +113,17 @@ def _read_config(path: str, verb: str, problems: Problems) -> dict[str, Any]:
     return _checked_keys(table, f"--config {path}", verb, problems)
 
 
-def _read_preset(name: Any, verb: str, problems: Problems) -> dict[str, Any]:
+def _read_preset(name: Any, verb: str, problems: Problems, quiet: bool) -> dict[str, Any]:
     if name is None:
         return {}
     if verb not in GENERATE or not isinstance(name, str):
         raise BadRequest(f"--preset {name} can't be used: it takes the name of a preset")
     from sdsage import presets
 
-    preset = presets.load(name)
-    if preset.mode != verb:
-        raise BadRequest(f"--preset {name} is for {preset.mode}, not for {verb}: run 'sdsage {preset.mode}'")
+    mode = presets.mode(name)
+    if mode != verb:
+        raise BadRequest(f"--preset {name} is for {mode}, not for {verb}: run 'sdsage {mode}'")
+    preset = presets.load(name, None if quiet else lambda path: say("note", f"writing the tiny model {path}"))
     return _checked_keys(preset.options, f"--preset {name}", verb, problems)
 
 

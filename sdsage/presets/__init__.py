@@ -45,6 +45,15 @@ def describe(name: str) -> str:
     return str(_read(name)["description"])
 
 
+def mode(name: str) -> str:
+    """The verb that a preset is for, "vid-gen" or "img-gen"; makes no files.
+
+    Raises:
+        BadRequest: there is no preset of that name.
+    """
+    return str(_read(name)["mode"])
+
+
 def load(name: str, on_write: Callable[[Path], None] | None = None) -> Preset:
     """A preset with its model files, which are made in the user's cache if they aren't there yet.
 

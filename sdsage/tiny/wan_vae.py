@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from sdsage.tiny.layers import RECENT, SMOOTH, Layers
 from sdsage.tiny.tensors import DType, Tensor
 
-WIDTH = 8  # the real ones have 96, and 160 and 256
-LEVELS = (1, 2, 4, 4)  # widths of the encoder's levels, in units of WIDTH; the decoder's come in reverse
+LEVELS = (1, 2, 4, 4)  # widths of the encoder's levels, in units of the base width; the decoder's come in reverse
 
 BLUR_3D = (RECENT, SMOOTH, SMOOTH)
 BLUR_2D = (SMOOTH, SMOOTH)
@@ -28,16 +27,19 @@ class Kind:
     Attributes:
         z: latent channels.
         pixel: channels of the picture as the network sees it, after its patches.
+        width, decoder_width: base widths of encoder and decoder (the real 2.1 has 96 and 96, 2.2 has 160 and 256).
         grouped: layers are numbered within their level, and a layer that doubles the size keeps the width.
     """
 
     z: int
     pixel: int
+    width: int
+    decoder_width: int
     grouped: bool
 
 
-WAN21 = Kind(z=16, pixel=3, grouped=False)
-WAN22 = Kind(z=48, pixel=3 * 2 * 2, grouped=True)
+WAN21 = Kind(z=16, pixel=3, width=8, decoder_width=8, grouped=False)
+WAN22 = Kind(z=48, pixel=3 * 2 * 2, width=8, decoder_width=8, grouped=True)
 
 
 def wan_vae(kind: Kind) -> list[Tensor]:
@@ -51,12 +53,12 @@ def wan_vae(kind: Kind) -> list[Tensor]:
 
 
 def _encoder(net: Layers, kind: Kind) -> None:
-    n = WIDTH * LEVELS[0]
+    n = kind.width
     net.blur("encoder.conv1", kind.pixel, n, BLUR_3D)
     for level, names in enumerate(_names(kind, "encoder.downsamples", (3, 3, 3, 2))):
         for name in names[:2]:
-            _residual(net, name, n, WIDTH * LEVELS[level])
-            n = WIDTH * LEVELS[level]
+            _residual(net, name, n, kind.width * LEVELS[level])
+            n = kind.width * LEVELS[level]
         for name in names[2:]:  # halves the size
             net.blur(f"{name}.resample.1", n, n, BLUR_2D)
             if level > 0:  # and the frames
@@ -67,13 +69,13 @@ def _encoder(net: Layers, kind: Kind) -> None:
 
 
 def _decoder(net: Layers, kind: Kind) -> None:
-    n = WIDTH * LEVELS[-1]
+    n = kind.decoder_width * LEVELS[-1]
     net.blur("decoder.conv1", kind.z, n, BLUR_3D)
     _middle(net, "decoder", n)
     for level, names in enumerate(_names(kind, "decoder.upsamples", (4, 4, 4, 3))):
         for name in names[:3]:
-            _residual(net, name, n, WIDTH * LEVELS[-1 - level])
-            n = WIDTH * LEVELS[-1 - level]
+            _residual(net, name, n, kind.decoder_width * LEVELS[-1 - level])
+            n = kind.decoder_width * LEVELS[-1 - level]
         for name in names[3:]:  # doubles the size
             n_out = n if kind.grouped else n // 2
             net.blur(f"{name}.resample.1", n, n_out, BLUR_2D)
