@@ -127,7 +127,7 @@ def test_a_file_cut_anywhere_is_refused(key: str, tmp_path: Path) -> None:
     """In a process of its own: a crash would be seen."""
     name = "cut.gguf" if key == "diffusion_model" else "cut.safetensors"
     done = subprocess.run(
-        [sys.executable, "-c", TRUNCATIONS, ROOT / "tests", tmp_path / name, key], capture_output=True, text=True
+        [sys.executable, "-P", "-c", TRUNCATIONS, ROOT / "tests", tmp_path / name, key], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("refused 1")

@@ -250,7 +250,7 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_stops_within_a_step_and_leaves_the_context_usable() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(ROOT / "tests")], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-c", INTERRUPTED, str(ROOT / "tests")], stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "READY\n"

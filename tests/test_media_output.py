@@ -159,7 +159,7 @@ def test_without_the_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_importing_media_does_not_import_pyav() -> None:
     code = "import sys, sdsage.media; sys.exit('av' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False, timeout=60).returncode == 0
 
 
 def break_pillow(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -93,7 +93,7 @@ def test_another_ggml_loaded_globally_first_changes_nothing(
     subprocess.run(["c++", "-shared", *objects, "-o", other, "-lm", "-lpthread"], check=True)
     listed = subprocess.run(["nm", "-D", "--defined-only", other], capture_output=True, text=True, check=True).stdout
     assert " ggml_init\n" in listed
-    done = subprocess.run([sys.executable, "-c", BESIDE, other, ROOT / "tests"], capture_output=True)
+    done = subprocess.run([sys.executable, "-P", "-c", BESIDE, other, ROOT / "tests"], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == video_context.generate_video(small_video()).frames.tobytes()
 
@@ -156,7 +156,7 @@ lib.generate_image(ctx._ctx, img)
 
 def test_abort_message_is_handed_over() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ABORT], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _pythonpath()}
+        [sys.executable, "-P", "-c", ABORT], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _pythonpath()}
     )
     assert done.returncode == -6, done.stdout + done.stderr
     assert "HANDED OVER" in done.stdout
@@ -237,7 +237,7 @@ def test_a_mismatched_library_is_an_import_error(tmp_path: Path) -> None:
     assert cdef.count(" float max_vram;") == 1
     (tmp_path / "cdef.h").write_text(cdef.replace(" float max_vram;", " float max_vram; int more;"))
     done = subprocess.run(
-        [sys.executable, "-c", "import sdsage; sdsage.devices()"],
+        [sys.executable, "-P", "-c", "import sdsage; sdsage.devices()"],
         capture_output=True,
         text=True,
         env={**os.environ, "SDSAGE_LIB_DIR": str(tmp_path)},
@@ -248,7 +248,7 @@ def test_a_mismatched_library_is_an_import_error(tmp_path: Path) -> None:
 
 def test_a_missing_library_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import sdsage; sdsage.devices()"],
+        [sys.executable, "-P", "-c", "import sdsage; sdsage.devices()"],
         capture_output=True,
         text=True,
         env={**os.environ, "SDSAGE_LIB_DIR": str(tmp_path)},

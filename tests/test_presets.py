@@ -72,4 +72,4 @@ def test_listing_presets_stays_light() -> None:
         "import sys; from sdsage import presets; [presets.describe(n) for n in presets.names()];"
         "assert 'numpy' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)

@@ -340,7 +340,7 @@ def test_processes_may_race(cache: Path) -> None:
         "for n, p in ensure(sys.argv[1:]).items(): assert FILES[n].is_whole(p.read_bytes()), n"
     )
     names = [SMALL, "wan-t2v-low.gguf", "wan-t2v-high.gguf"]
-    command = [sys.executable, "-c", code, *names]
+    command = [sys.executable, "-P", "-c", code, *names]
     racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]
     for racer in racers:
         assert racer.stdout is not None
