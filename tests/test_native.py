@@ -156,7 +156,10 @@ lib.generate_image(ctx._ctx, img)
 
 def test_abort_message_is_handed_over() -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-c", ABORT], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _pythonpath()}
+        [sys.executable, "-P", "-c", ABORT],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": _pythonpath()},
     )
     assert done.returncode == -6, done.stdout + done.stderr
     assert "HANDED OVER" in done.stdout
@@ -165,7 +168,7 @@ def test_abort_message_is_handed_over() -> None:
 
 
 def _pythonpath() -> str:
-    return os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    return os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
 
 
 def test_one_job_at_a_time(preset_files: Any, video_context: Any) -> None:
