@@ -12,12 +12,12 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 INSTALL := pip install --quiet --disable-pip-version-check --no-build-isolation -C build-dir=$(BUILD)
 CONFIGURE := cmake -S . -B $(BUILD) -G Ninja -DSD_CUDA=OFF -DSD_USE_UPSTREAM_GGML=OFF
 
-.PHONY: demo test test-slow lint format native docs clean
+.PHONY: demo test test-slow lint types format native docs clean
 
 demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
 
-test: $(VENV)/dev lint native $(VENV)/installed
+test: lint native types
 	pytest
 
 # What a quick run leaves out: a second engine with the sizes edits alone. About 5 minutes.
@@ -27,8 +27,11 @@ test-slow: $(VENV)/dev native $(VENV)/installed
 lint: $(VENV)/dev
 	ruff format --check .
 	ruff check .
-	mypy
 	clang-format --dry-run --Werror $(shell find native examples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl' -o -name '*.cu*')
+
+# Needs the package's own dependencies.
+types: $(VENV)/dev $(VENV)/installed
+	mypy
 
 format: $(VENV)/dev
 	ruff format .
