@@ -1,6 +1,7 @@
 """What the tests share: the built tree, the tiny models, and small jobs on them."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ def preset_files() -> Any:
         return {k: str(v) for k, v in options.items() if isinstance(v, str) and Path(v).is_file()}
 
     return files
+
+
+def hear_interrupts() -> None:
+    """For preexec_fn: what a shell starts in the background ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ctx_params(files: dict[str, str], **more: Any) -> Any:

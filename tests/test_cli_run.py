@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import hear_interrupts
 from PIL import Image, ImageSequence
 from typer.testing import CliRunner
 
@@ -354,7 +355,8 @@ def test_exit_codes(error: BaseException, code: int, said: str, monkeypatch: pyt
 def test_an_interrupt_leaves_nothing(folder: Path) -> None:
     command = [*SDSAGE, *VIDEO, "--steps", "5000", "-o", "out/cat.gif"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
+    more = {"env": environment(), "preexec_fn": hear_interrupts}
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **more) as process:
         assert process.stderr is not None
         assert process.stdout is not None
         seen = ""

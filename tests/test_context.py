@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, ctx_params, small_image, small_video
+from conftest import ROOT, ctx_params, hear_interrupts, small_image, small_video
 
 import sdsage
 from sdsage import BadRequest, Cancelled, ContextClosed, NonFiniteError, Preview, PreviewMode
@@ -249,9 +249,8 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_stops_within_a_step_and_leaves_the_context_usable() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", INTERRUPTED, str(ROOT / "tests")], stdout=subprocess.PIPE, text=True
-    ) as child:
+    command = [sys.executable, "-P", "-c", INTERRUPTED, str(ROOT / "tests")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_interrupts) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "READY\n"
         os.kill(child.pid, signal.SIGINT)
