@@ -1,0 +1,206 @@
+"""The selection table of the specification with made-up devices: no GPU, but the compiled library."""
+
+import threading
+from typing import Any
+
+import binding
+import pytest
+from binding import NO_LIBRARY, Choice, StatusError, describe, device, ffi, sage, text
+
+pytestmark = pytest.mark.skipif(binding.library_path() is None, reason=NO_LIBRARY)
+
+ALL = "80 86 89 90a 100a 103a 110a 120a 121a"
+EMULATED = {90, 100, 103, 110}  # e4m3 mma.sync is native on SM89 and SM12x alone
+
+
+def expected(cc: int, toolkit: int) -> str | None:
+    """The table, row by row."""
+    if cc >= 89 and cc != 90 and toolkit >= 12080:
+        return "fp8++"
+    if cc >= 89 and toolkit >= 12040:
+        return "fp8"
+    if cc >= 80 and toolkit >= 12000:
+        return "fp16"
+    return None
+
+
+def ask(cc: int, toolkit: int = 13000, kernel: str = "auto", architectures: str = ALL, **more: Any) -> Choice:
+    return binding.choose(describe(kernel, **more), device(cc, toolkit, architectures))
+
+
+@pytest.mark.parametrize("toolkit", [11080, 12000, 12030, 12040, 12060, 12080, 12090, 13000])
+@pytest.mark.parametrize("cc", [70, 75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
+def test_the_selection_table(cc: int, toolkit: int) -> None:
+    choice, want = ask(cc, toolkit), expected(cc, toolkit)
+    assert choice.supported == (want is not None)
+    assert (choice.compute_capability, choice.toolkit, choice.architectures) == (cc, toolkit, ALL)
+    assert choice.abi_version == binding.ABI_VERSION
+    if want is None:
+        assert choice.reason
+        return
+    assert choice.kernel == want
+    assert choice.reason == ""
+    assert choice.emulated == (want != "fp16" and cc in EMULATED)
+    if choice.emulated:
+        assert "fp16" in choice.why_not_better
+    assert bool(choice.why_not_better) == (want != "fp8++" or choice.emulated)
+    assert choice.workspace % 256 == 0
+
+
+@pytest.mark.parametrize("toolkit", [12000, 12040, 12080, 13000])
+@pytest.mark.parametrize("cc", [80, 86, 89, 90, 100, 120])
+@pytest.mark.parametrize(
+    ("kernel", "first_cc", "first_toolkit"), [("fp16", 80, 12000), ("fp8", 89, 12040), ("fp8++", 89, 12080)]
+)
+def test_an_explicit_kernel_runs_or_is_refused_with_a_reason(
+    kernel: str, first_cc: int, first_toolkit: int, cc: int, toolkit: int
+) -> None:
+    choice = ask(cc, toolkit, kernel)
+    assert choice.supported == (cc >= first_cc and toolkit >= first_toolkit), choice
+    if choice.supported:
+        assert choice.kernel == kernel
+        assert choice.emulated == (kernel != "fp16" and cc in EMULATED)
+    else:
+        assert len(choice.reason) > 20
+
+
+@pytest.mark.parametrize(
+    ("cc", "architectures", "want"),
+    [
+        (86, "80", "fp16"),  # code for 8.0 runs on 8.6
+        (87, "80 86", "fp16"),
+        (89, "80 86", "fp16"),  # and on 8.9, but holds no FP8 kernel
+        (80, "86", None),  # code for 8.6 does not run on 8.0
+        (90, "80 86 89", None),
+        (89, "90a", None),
+        (90, "90a", "fp8"),
+        (100, "90a 120a", None),
+        (103, "100a", None),  # 'a' code runs on its own chip alone
+        (121, "120a", None),
+        (120, "80 120a", "fp8++"),
+        (120, "", None),
+    ],
+)
+def test_only_compiled_architectures_run(cc: int, architectures: str, want: str | None) -> None:
+    choice = ask(cc, architectures=architectures)
+    assert choice.supported == (want is not None), choice
+    if want is None:
+        assert "architecture" in choice.reason
+    else:
+        assert choice.kernel == want
+        assert choice.why_not_better or want == "fp8++"
+
+
+@pytest.mark.parametrize("dim", [1, 8, 40, 63, 64, 65, 80, 96, 127, 128])
+def test_head_sizes_up_to_128(dim: int) -> None:
+    assert ask(89, shape=(1, 2, 1, 5, 7, dim)).supported
+
+
+@pytest.mark.parametrize("dim", [129, 160, 256, 384, 512])
+def test_larger_heads_are_refused_by_size(dim: int) -> None:
+    choice = ask(89, shape=(1, 1, 1, 64, 64, dim))
+    assert not choice.supported
+    assert "128" in choice.reason
+
+
+def test_workspace_grows_with_the_problem() -> None:
+    """At least a byte for every element of q, k and v, padded; and 64-bit sizes."""
+    for kernel in ("fp16", "fp8", "fp8++"):
+        sizes = [ask(89, kernel=kernel, shape=(2, 8, 4, 1000, n, 72)).workspace for n in (1, 64, 65, 1000, 4097)]
+        assert sizes == sorted(sizes)
+        small, large = (ask(89, kernel=kernel, shape=(1, 40, 40, n, n, 128)).workspace for n in (2**15, 2**20))
+        assert small >= 3 * 40 * 2**15 * 128
+        assert large >= 3 * 40 * 2**20 * 128 > 2**32
+
+
+BAD = {
+    "struct_size": 0,
+    "kernel": 99,
+    "batch": 0,
+    "heads": 3,  # not a multiple of 2
+    "kv_heads": 0,
+    "head_dim": 0,
+    "lq": 0,
+    "lk": -1,
+    "softmax_scale": float("nan"),
+}
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_a_contradiction_is_a_status_with_text(field: str) -> None:
+    desc = describe(shape=(1, 4, 2, 8, 8, 16))
+    setattr(desc, field, BAD[field])
+    with pytest.raises(StatusError) as error:
+        binding.choose(desc, device(89, 13000, ALL))
+    assert error.value.status == sage().SAGE_BAD_ARGUMENT
+    assert len(error.value.text) > 10
+
+
+@pytest.mark.parametrize("tensor", "qkvo")
+def test_an_unknown_type_is_a_status(tensor: str) -> None:
+    desc = describe()
+    getattr(desc, tensor).dtype = 7
+    with pytest.raises(StatusError) as error:
+        binding.choose(desc, device(89, 13000, ALL))
+    assert error.value.status == sage().SAGE_BAD_ARGUMENT
+
+
+def test_null_pointers_are_statuses() -> None:
+    desc, on, choice = describe(), device(89, 13000, ALL), ffi.new("sage_attn_choice *")
+    choice.struct_size = ffi.sizeof("sage_attn_choice")
+    for args in ((ffi.NULL, on, choice), (desc, ffi.NULL, choice), (desc, on, ffi.NULL)):
+        assert sage().sage_attn_choose(*args) == sage().SAGE_BAD_ARGUMENT
+        assert text(sage().sage_last_error())
+    choice.struct_size = 4
+    assert sage().sage_attn_choose(desc, on, choice) == sage().SAGE_BAD_ARGUMENT
+
+
+@pytest.mark.parametrize(("batch", "lq", "lk"), [(1, 2**62, 8), (1, 8, 2**62), (2**31 - 1, 2**40, 8)])
+def test_sizes_past_all_memory_never_wrap(batch: int, lq: int, lk: int) -> None:
+    desc = describe(shape=(1, 1, 1, 8, 8, 128))
+    desc.batch, desc.lq, desc.lk = batch, lq, lk
+    try:
+        choice = binding.choose(desc, device(89, 13000, ALL))
+    except StatusError:
+        return
+    assert not choice.supported or choice.workspace >= 2**40
+
+
+def test_kernel_names() -> None:
+    assert [text(sage().sage_kernel_name(n)) for n in range(4)] == ["auto", "fp16", "fp8", "fp8++"]
+    sage().sage_kernel_name(99)  # whatever it says, it returns
+
+
+def test_the_last_error_is_each_threads_own() -> None:
+    with pytest.raises(StatusError):
+        binding.choose(describe(shape=(0, 1, 1, 1, 1, 1)), device(89, 13000, ALL))
+    other: list[str] = []
+    thread = threading.Thread(target=lambda: other.append(text(sage().sage_last_error())))
+    thread.start()
+    thread.join()
+    assert other == [""]
+    assert text(sage().sage_last_error())
+
+
+def test_choosing_is_the_same_from_many_threads() -> None:
+    found: list[Choice] = []
+
+    def work() -> None:
+        for dim in range(1, 129):
+            found.append(ask(89, shape=(1, 2, 1, 33, 77, dim)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 512
+    assert len({(c.kernel, c.workspace) for c in found}) <= 128
+
+
+def test_without_a_driver_the_query_is_a_status() -> None:
+    """On a machine without a GPU the library still loads, and says so."""
+    status = sage().sage_device_query(10**6, ffi.new("sage_device *"))
+    assert status != sage().SAGE_OK
+    assert text(sage().sage_last_error())
+    assert sage().sage_device_query(0, ffi.NULL) == sage().SAGE_BAD_ARGUMENT
