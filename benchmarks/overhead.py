@@ -35,14 +35,14 @@ def commands(folder: Path) -> dict[str, list[str]]:
     options: list[str] = []
     for name, value in presets.load("tiny").options.items():
         options += [f"--{name.replace('_', '-')}", str(value)]
-    video = [python, "-m", "sdsage", "vid-gen", "--preset", "tiny", *JOB, "--overwrite", "-q", "-o"]
+    video = [python, "-P", "-m", "sdsage", "vid-gen", "--preset", "tiny", *JOB, "--overwrite", "-q", "-o"]
     return {
         "python -c pass": [python, "-c", "pass"],
         "sd-cli": [sdsage.build_info()["sd_cli"], "-M", "vid_gen", *options, *JOB, "-o", str(folder / "a.webp")],
         "sdsage vid-gen": [*video, str(folder / "b.webp")],
         "sdsage vid-gen, mp4": [*video, str(folder / "c.mp4")],
         "import typer": [python, "-c", "import typer"],
-        "sdsage --help": [python, "-m", "sdsage", "--help"],
+        "sdsage --help": [python, "-P", "-m", "sdsage", "--help"],
     }
 
 
