@@ -179,11 +179,14 @@ def _the_turn() -> Iterator[None]:
         yield
 
 
-def run(body: Callable[[], T], hooks: Hooks, device: str | None = None) -> T:
+def run(
+    body: Callable[[], T], hooks: Hooks, device: str | None = None, discard: Callable[[T], None] | None = None
+) -> T:
     """Runs `body` on a thread of its own and returns what it returns.
 
     Waits for its turn: one native job runs per process. An interrupt (Ctrl-C) cancels the job, waits until it has
     stopped, and is raised again. An exception of a callback stops the job and is raised with its own traceback.
+    `discard` frees a result that nobody gets because one of these came after the body was done.
 
     Raises:
         BadRequest: there is no such device.
@@ -210,21 +213,22 @@ def run(body: Callable[[], T], hooks: Hooks, device: str | None = None) -> T:
         thread = threading.Thread(target=work, name="sdsage-job", daemon=True)
         try:
             thread.start()
-            _wait(done)
+            interrupt = _wait(done)
             thread.join()
         finally:
             _running = None
             lib.sd_set_preview_callback(ffi.NULL, PreviewMode.NONE, 1, False, False, ffi.NULL)
-        if hooks.raised is not None:
-            raise hooks.raised
-        if outcome.error is not None:
-            raise outcome.error
+        error = interrupt or hooks.raised or outcome.error
+        if error is not None:
+            if outcome.result is not None and discard is not None:
+                discard(outcome.result)
+            raise error
         result: T = outcome.result
         return result
 
 
-def _wait(done: threading.Event) -> None:
-    """Waits for the job; an interrupt stops it first and is then raised.
+def _wait(done: threading.Event) -> BaseException | None:
+    """Waits for the job; an interrupt stops it and is returned once it has stopped.
 
     An event, not Thread.join: an interrupted join takes the running thread for a finished one (CPython 3.11).
     """
@@ -235,8 +239,7 @@ def _wait(done: threading.Event) -> None:
         except BaseException as error:
             interrupt = interrupt or error
             lib.sdsage_cancel()
-    if interrupt is not None:
-        raise interrupt
+    return interrupt
 
 
 def select_device(name: str | None) -> None:

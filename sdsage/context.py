@@ -125,7 +125,7 @@ class Context:
         # A reused context must not free its weights after the first job: the engine would read freed memory.
         self._single_use = params.was_set("free_params_immediately") and params.free_params_immediately
         self._used = False
-        self._ctx = _job.run(load, hooks, device)
+        self._ctx = _job.run(load, hooks, device, lib.free_sd_ctx)
         self._load_seconds = hooks.seconds.get("load", 0.0)
 
     # ---- life

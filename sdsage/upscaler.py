@@ -54,7 +54,7 @@ class Upscaler:
                 raise ModelError(f"{os.fspath(path)} is not an upscaler that this engine can load: {_job.failure()}")
             return ctx
 
-        self._ctx = _job.run(load, self._hooks(), device)
+        self._ctx = _job.run(load, self._hooks(), device, lib.free_upscaler_ctx)
 
     def _hooks(self) -> Hooks:
         return Hooks(self._on_progress, self._on_log)

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, ctx_params, hear_interrupts, small_image, small_video
 
 import sdsage
-from sdsage import BadRequest, Cancelled, ContextClosed, NonFiniteError, Preview, PreviewMode
+from sdsage import BadRequest, Cancelled, ContextClosed, NonFiniteError, Preview, PreviewMode, _ffi
 
 SAMPLERS = sdsage.SampleMethod.choices()
 
@@ -156,6 +156,45 @@ def test_closing(preset_files: Any) -> None:
     for use in (lambda: ctx.generate_video(small_video()), lambda: ctx.version_name, lambda: ctx.size_multiple):
         with pytest.raises(ContextClosed, match="closed"):
             use()
+
+
+@pytest.mark.parametrize("stop", ["cancel", "exception"])
+def test_loading_can_be_stopped(stop: str, preset_files: Any) -> None:
+    """Weights are read tensor by tensor: none is read after the stop, and what was loaded is freed."""
+
+    def on_log(level: Any, line: str) -> None:
+        if "loading tensors from" in line:
+            if stop == "exception":
+                raise KeyError("from the callback")
+            _ffi.lib.sdsage_cancel()
+
+    with pytest.raises(Cancelled if stop == "cancel" else KeyError):
+        sdsage.Context(ctx_params(preset_files("tiny")), on_log=on_log)
+    with sdsage.Context(ctx_params(preset_files("tiny"))) as ctx:
+        assert len(ctx.generate_video(small_video()).frames) == 5
+
+
+def test_a_context_that_nobody_gets_is_freed(preset_files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception after the last tensor: the context exists, and no caller will ever close it."""
+    freed: list[Any] = []
+
+    class Lib:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(_ffi.lib, name)
+
+        def free_sd_ctx(self, ctx: Any) -> None:
+            freed.append(ctx)
+            _ffi.lib.free_sd_ctx(ctx)
+
+    monkeypatch.setattr("sdsage.context.lib", Lib())
+
+    def on_log(level: Any, line: str) -> None:
+        if "running in FLOW mode" in line:
+            raise KeyError("too late")
+
+    with pytest.raises(KeyError):
+        sdsage.Context(ctx_params(preset_files("tiny")), on_log=on_log)
+    assert len(freed) == 1
 
 
 def test_a_context_that_gives_back_its_weights_is_used_once(preset_files: Any) -> None:

@@ -186,6 +186,13 @@ SEAM = Group(
             "    }\n"
             "    sdsage::StageScope stage(sdsage::Stage::decode);\n",
         ),
+        Edit(MODEL, ">", '#include "zip.h"\n', '#include "sdsage_seam.hpp"\n'),
+        Edit(
+            MODEL,
+            ">",
+            "                    size_t idx = tensor_idx.fetch_add(1);\n",
+            "                    if (sdsage::cancelled()) {\n                        failed = true;\n                    }\n",
+        ),
         Edit(
             SD,
             ">",

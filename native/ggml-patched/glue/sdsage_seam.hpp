@@ -32,6 +32,7 @@ struct StageScope {
 void fail(const std::string & why);
 void reject(const std::string & why);  // the same for something that the caller gave
 bool failed();
+bool cancelled();
 
 void note_log(int level, const char * text);
 

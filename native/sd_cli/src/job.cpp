@@ -206,6 +206,8 @@ void reject(const std::string & why) {
     fail(why);
 }
 
+bool cancelled() { return current != nullptr && current->cancel; }
+
 bool failed() { return current->failed; }
 
 void note_log(int level, const char * text) {
