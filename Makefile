@@ -12,13 +12,13 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 INSTALL := pip install --quiet --disable-pip-version-check --no-build-isolation -C build-dir=$(BUILD)
 CONFIGURE := cmake -S . -B $(BUILD) -G Ninja -DSD_CUDA=OFF -DSD_USE_UPSTREAM_GGML=OFF
 
-.PHONY: demo test test-slow lint types format native docs clean
+.PHONY: demo test test-slow lint types format native kernels kernels-all docs clean
 
 demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
 
-test: lint native types
-	pytest
+test: lint native kernels types
+	SAGE_CUDA_LIB=$(wildcard build/kernels/libsage_cuda.so) pytest
 
 # What a quick run leaves out: a second engine with the sizes edits alone. About 5 minutes.
 test-slow: $(VENV)/dev native $(VENV)/installed
@@ -27,7 +27,7 @@ test-slow: $(VENV)/dev native $(VENV)/installed
 lint: $(VENV)/dev
 	ruff format --check .
 	ruff check .
-	clang-format --dry-run --Werror $(shell find native examples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl' -o -name '*.cu*')
+	clang-format --dry-run --Werror $(shell find native examples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
 # Needs the package's own dependencies.
 types: $(VENV)/dev $(VENV)/installed
@@ -36,13 +36,26 @@ types: $(VENV)/dev $(VENV)/installed
 format: $(VENV)/dev
 	ruff format .
 	ruff check --fix .
-	clang-format -i $(shell find native examples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl' -o -name '*.cu*')
+	clang-format -i $(shell find native examples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
 # The engine by CMake alone, as somebody without Python packaging would build it, and an installed tree for the C example.
 native: $(VENV)/build-tools
 	$(CONFIGURE) -DSDSAGE_TESTS=ON > $(BUILD)-configure.log || (cat $(BUILD)-configure.log; exit 1)
 	cmake --build $(BUILD) --config Release
 	cmake --install $(BUILD) --prefix build/prefix > /dev/null
+
+# The CUDA kernels for two of their architectures, where there is an nvcc. In CI there must be one.
+kernels: $(VENV)/build-tools
+	@if command -v nvcc > /dev/null; then \
+	    cmake -S native/sage_cuda -B build/kernels -G Ninja -DSAGE_CUDA_SHARED=ON "-DCMAKE_CUDA_ARCHITECTURES=89;90a" && \
+	    cmake --build build/kernels; \
+	elif [ "$$CI" = true ]; then echo "kernels: no nvcc on PATH" >&2; exit 1; \
+	else echo "kernels: no nvcc on PATH, the CUDA kernels are not compiled"; fi
+
+# Every documented architecture, and the table of registers and spills in native/sage_cuda/NOTES.md.
+kernels-all: $(VENV)/build-tools
+	cmake -S native/sage_cuda -B build/kernels-all -G Ninja -DSAGE_CUDA_SHARED=ON
+	cmake --build build/kernels-all
 
 docs: $(VENV)/installed
 	python -m sdsage.cli.docs > docs/cli.md

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import reference as ref
-from attention import attention, check, close, each_kernel, gpu, normal, within_table
 from binding import Memory
+from checked import attention, check, close, each_kernel, gpu, normal, within_table
 from reference import LIMITS, OFFSET_LIMITS
 
 pytestmark = gpu

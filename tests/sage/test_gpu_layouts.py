@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention import attention, close, each_kernel, gpu, need, normal
 from binding import DENSE, Case, Layout, synchronize
+from checked import attention, close, each_kernel, gpu, need, normal
 
 pytestmark = gpu
 

@@ -1,5 +1,7 @@
 """How a run behaves: deterministic, on the caller's stream, capturable, without errors left behind; random cases."""
 
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,8 +12,8 @@ import binding
 import numpy as np
 import pytest
 import reference as ref
-from attention import attention, close, each_kernel, gpu, need, normal
 from binding import Case, Layout, StatusError, Stream, capture, cu, describe, ffi, sage, synchronize
+from checked import attention, available, close, each_kernel, gpu, need, normal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -311,6 +313,17 @@ def test_auto_runs_what_the_choice_says() -> None:
     assert np.array_equal(attention("auto", q, k, v), attention(name, q, k, v))
 
 
+def test_the_listed_architectures_are_those_in_the_file() -> None:
+    tool = shutil.which("cuobjdump") or shutil.which("cuobjdump", path="/usr/local/cuda/bin")
+    if tool is None:
+        pytest.skip("no cuobjdump")
+    listed = subprocess.run(
+        [tool, "--list-elf", str(binding.library_path())], capture_output=True, text=True, check=True
+    )
+    names = binding.text(binding.real_device().architectures).split()
+    assert set(re.findall(r"\.sm_(\w+)\.", listed.stdout)) == {name for name in names if "compute" not in name}
+
+
 # --- random cases ----------------------------------------------------------------------------------------------------
 
 LENGTHS = st.sampled_from([1, 2, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 191, 257]) | st.integers(1, 400)
@@ -374,7 +387,7 @@ def test_random_cases(
 def test_2000_calls() -> None:
     """Random shapes one after the other, each checked for errors, every tenth for its result."""
     rng = np.random.default_rng(5)
-    kernels = [name for name in ref.KERNELS if binding.choose(describe(name)).supported]
+    kernels = available()
     free = 0
     for i in range(2000):
         kv_heads, share = int(rng.integers(1, 4)), int(rng.integers(1, 4))

@@ -23,6 +23,10 @@ def need(kernel: str) -> None:
         pytest.skip(choice.reason)
 
 
+def available() -> list[str]:
+    return [kernel for kernel in KERNELS if binding.choose(describe(kernel)).supported]
+
+
 def normal(
     batch: int, heads: int, kv_heads: int, lq: int, lk: int, dim: int, seed: int = 0
 ) -> tuple[Array, Array, Array]:

@@ -1,0 +1,76 @@
+// P V in E4M3: each key tile into a fresh accumulator, which the CUDA cores add to O in FP32 (two levels).
+//   V [B,Hkv,k_tiles,D,64] e4m3, transposed, keys permuted (quantize_v.cuh)     P e4m3, at most 448
+// The tensor core keeps about 1+8+13 bits of an FP8 sum: one level alone loses whole percents on long sequences.
+// F16: the fresh accumulator is FP16 (SageAttention2++): 448 * 2.25 * 64 keys = 64512 is the most it can hold.
+#pragma once
+
+#include "qk_int8.cuh"
+
+namespace sage {
+
+template <int D_, bool F16>
+struct PvF8 {
+    static constexpr int D = D_, ROW_BYTES = K_TILE, TILE_ROWS = D, BYTES = ROW_BYTES * TILE_ROWS;
+    static constexpr int SMEM        = Q_TILE * D + 2 * K_TILE * D + BYTES;  // Q, two K, one V: 40 KiB, 20 KiB
+    static constexpr int BLOCKS      = D == 128 ? 2 : 3;
+    static constexpr float LOG2_PMAX = 8.80735492205760410744f;  // log2(448)
+    static constexpr float HEADROOM  = 0.f;
+    static_assert(K_TILE == 64, "the FP16 accumulator is full after 64 keys; a row of V is 64 bytes");
+
+    static constexpr int STEP = KEY_BLOCKS;
+    using Operand             = uint32_t[M][K_TILE / 32][4];
+
+    static __device__ __forceinline__ uint32_t lane(int lane) { return swizzled<ROW_BYTES>(lane % 8, lane / 8); }
+
+    static __device__ __forceinline__ void pack(Operand & a, const Scores & s) {
+#if __CUDA_ARCH__ >= 890
+#pragma unroll
+        for (int i = 0; i < M * K_TILE / 32 * 4; i++) {
+            const int half = i / 8, step = i / 4 % 2, n = i % 4;  // operand n: row g + 8 (n % 2), positions 16 (n / 2) + 4t ..
+            const int j = step * 4 + n / 2 * 2, e = n % 2 * 2;    // = keys 2t, 2t+1 of block j and of block j + 1
+            const int (&x)[4] = s[half][j], (&y)[4] = s[half][j + 1];
+            a[half][step][n] = ptx::cvt_e4m3x2(__int_as_float(x[e + 1]), __int_as_float(x[e])) |
+                               ptx::cvt_e4m3x2(__int_as_float(y[e + 1]), __int_as_float(y[e])) << 16;
+        }
+#endif
+    }
+
+    template <bool FLOAT>
+    static __device__ __forceinline__ void add(float (&o)[M][D / 8][4], const Scores & s, Softmax &, float, uint32_t v) {
+#if __CUDA_ARCH__ >= 890
+        Operand a;
+        pack(a, s);
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) {
+            uint32_t b[4];
+            ptx::ldmatrix_x4(b, v + j * 8 * ROW_BYTES);
+#pragma unroll
+            for (int half = 0; half < M; half++) {
+                if constexpr (F16) {
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
+                    uint32_t d[2] = { 0, 0 };
+                    ptx::mma_e4m3_f16(d, a[half][0], b[0], b[1]);
+                    ptx::mma_e4m3_f16(d, a[half][1], b[2], b[3]);
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        const float2 x = __half22float2(reinterpret_cast<const __half2 &>(d[r]));
+                        o[half][j][r * 2] += x.x;
+                        o[half][j][r * 2 + 1] += x.y;
+                    }
+#endif
+                } else {
+                    float d[4] = { 0.f, 0.f, 0.f, 0.f };
+                    ptx::mma_e4m3(d, a[half][0], b[0], b[1]);
+                    ptx::mma_e4m3(d, a[half][1], b[2], b[3]);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        o[half][j][i] += d[i];
+                    }
+                }
+            }
+        }
+#endif
+    }
+};
+
+}  // namespace sage

@@ -1,0 +1,181 @@
+// The chooser: pure, no CUDA, one answer for everything. The table is kernels.md's "Which kernel runs".
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "error.h"
+#include "plan.h"
+
+namespace {
+
+using sage::fail;
+
+constexpr int64_t TOKENS_MAX = int64_t(1) << 30;  // token numbers are 32-bit inside
+constexpr int64_t BLOCKS_MAX = 2147483647;        // of a grid, along x
+
+// The __CUDA_ARCH__ / 10 of the code that runs on a device, 0 if none. "80": machine code for 8.0 and later 8.x; "90a": for 9.0
+// alone; "100f": for 10.0 and later 10.x; "compute_80": PTX for 8.0 and anything later.
+int code_level(const char * architectures, int cc) {
+    int best = 0;
+    for (const char * s = architectures; *s;) {
+        s += std::strspn(s, " ;,");
+        const bool ptx = std::strncmp(s, "compute_", 8) == 0;
+        s += ptx ? 8 : 0;
+        char * end;
+        const int arch    = int(std::strtol(s, &end, 10));
+        const char letter = *end;
+        const bool runs   = letter == 'a' ? cc == arch : ptx && letter != 'f' ? cc >= arch : cc / 10 == arch / 10 && cc >= arch;
+        if (end != s && runs && arch > best) {
+            best = arch;
+        }
+        s = end + std::strcspn(end, " ;,");
+    }
+    return best;
+}
+
+bool fp8_is_native(int cc) { return cc == 89 || cc / 10 == 12; }
+
+bool is_dtype(sage_dtype d) { return d == SAGE_F32 || d == SAGE_F16 || d == SAGE_BF16; }
+
+sage_status check(const sage_attn_desc * d) {
+    if (d->batch < 1 || d->heads < 1 || d->kv_heads < 1 || d->head_dim < 1 || d->lq < 1 || d->lk < 1) {
+        return fail(SAGE_BAD_ARGUMENT, "batch %d, heads %d, kv_heads %d, head_dim %d, lq %lld, lk %lld: each must be at least 1", d->batch,
+                    d->heads, d->kv_heads, d->head_dim, (long long)d->lq, (long long)d->lk);
+    }
+    if (d->heads % d->kv_heads != 0) {
+        return fail(SAGE_BAD_ARGUMENT, "heads %d is not a multiple of kv_heads %d: each KV head serves the same number of query heads",
+                    d->heads, d->kv_heads);
+    }
+    const sage_tensor * tensors[] = { &d->q, &d->k, &d->v, &d->o };
+    for (int i = 0; i < 4; i++) {
+        if (!is_dtype(tensors[i]->dtype)) {
+            return fail(SAGE_BAD_ARGUMENT, "dtype %d of %c is not known: use SAGE_F32, SAGE_F16 or SAGE_BF16", int(tensors[i]->dtype),
+                        "qkvo"[i]);
+        }
+    }
+    if (!std::isfinite(d->softmax_scale)) {
+        return fail(SAGE_BAD_ARGUMENT, "softmax_scale is not a finite number: 1/sqrt(head_dim) is usual");
+    }
+    if (d->kernel < SAGE_KERNEL_AUTO || d->kernel > SAGE_KERNEL_FP8PP) {
+        return fail(SAGE_BAD_ARGUMENT, "kernel %d is not known: use SAGE_KERNEL_AUTO, _FP16, _FP8 or _FP8PP", int(d->kernel));
+    }
+    return SAGE_OK;
+}
+
+const char * why_shape_does_not_run(const sage_attn_desc & d) {
+    if (d.head_dim > 128) {
+        return "head_dim above 128 is not supported by SageAttention (1..128): use ordinary attention here";
+    }
+    if (d.lq > TOKENS_MAX || d.lk > TOKENS_MAX) {
+        return "more than 2^30 tokens are not supported by SageAttention: use ordinary attention here";
+    }
+    const int64_t q_tiles = (d.lq + 63) / 64 + 1, k_tiles = (d.lk + 63) / 64;
+    const double blocks = double(d.batch) * d.heads * q_tiles + double(d.batch) * d.kv_heads * k_tiles;
+    if (blocks > BLOCKS_MAX) {
+        return "batch * heads * tokens / 64 is above 2^31 - 1, the blocks of one launch: split the batch into several calls";
+    }
+    return "";
+}
+
+const char * why_kernel_does_not_run(sage_kernel kernel, const sage_device & dev, int level) {
+    const int cc = dev.compute_capability;
+    if (cc < 80) {
+        return "this GPU's compute capability is below 8.0, the least that SageAttention needs: use ordinary attention here";
+    }
+    if (dev.toolkit < 12000) {
+        return "the kernels were compiled with a CUDA toolkit older than 12.0: build them with 12.0 or newer";
+    }
+    if (level < 80) {
+        return "the kernels were not compiled for this GPU's architecture: add it to CMAKE_CUDA_ARCHITECTURES and build again";
+    }
+    if (kernel == SAGE_KERNEL_FP16) {
+        return "";
+    }
+    if (cc < 89) {
+        return "FP8 needs compute capability 8.9 or newer, and this GPU's is older: the kernel fp16 runs here";
+    }
+    if (level < 89) {
+        return "FP8 code was not compiled for this GPU: add its own architecture (89 or newer) to CMAKE_CUDA_ARCHITECTURES";
+    }
+    if (kernel == SAGE_KERNEL_FP8) {
+        return dev.toolkit >= 12040 ? "" : "fp8 needs kernels compiled with CUDA 12.4 or newer: build them with a newer toolkit";
+    }
+    return dev.toolkit >= 12080 ? "" : "fp8++ needs kernels compiled with CUDA 12.8 or newer: build them with a newer toolkit";
+}
+
+// fp8++, then fp8, then fp16; compute capability 9.0 has no fp8++ in the table.
+sage_kernel best_kernel(const sage_device & dev, int level, const char ** why_not_better) {
+    *why_not_better = "";
+    if (dev.compute_capability != 90) {
+        *why_not_better = why_kernel_does_not_run(SAGE_KERNEL_FP8PP, dev, level);
+        if (**why_not_better == 0) {
+            return SAGE_KERNEL_FP8PP;
+        }
+    }
+    const char * why = why_kernel_does_not_run(SAGE_KERNEL_FP8, dev, level);
+    if (*why == 0) {
+        return SAGE_KERNEL_FP8;
+    }
+    *why_not_better = why;
+    return SAGE_KERNEL_FP16;
+}
+
+}  // namespace
+
+extern "C" int sage_abi_version(void) { return SAGE_ABI_VERSION; }
+
+extern "C" const char * sage_kernel_name(sage_kernel kernel) {
+    switch (kernel) {
+        case SAGE_KERNEL_AUTO:
+            return "auto";
+        case SAGE_KERNEL_FP16:
+            return "fp16";
+        case SAGE_KERNEL_FP8:
+            return "fp8";
+        case SAGE_KERNEL_FP8PP:
+            return "fp8++";
+    }
+    return "unknown";
+}
+
+extern "C" sage_status sage_attn_choose(const sage_attn_desc * desc, const sage_device * device, sage_attn_choice * choice) {
+    sage::clear_error();
+    if (desc == nullptr || device == nullptr || choice == nullptr || device->architectures == nullptr) {
+        return fail(SAGE_BAD_ARGUMENT, "a null description, device, architecture list or choice: all are needed");
+    }
+    if (desc->struct_size != sizeof(sage_attn_desc) || choice->struct_size != sizeof(sage_attn_choice)) {
+        return fail(SAGE_BAD_ARGUMENT,
+                    "struct_size is %u of the description and %u of the choice, this library's are %zu and %zu: "
+                    "header and library differ",
+                    desc->struct_size, choice->struct_size, sizeof(sage_attn_desc), sizeof(sage_attn_choice));
+    }
+    if (check(desc) != SAGE_OK) {
+        return SAGE_BAD_ARGUMENT;
+    }
+    const int level = code_level(device->architectures, device->compute_capability);
+
+    *choice                    = {};
+    choice->struct_size        = sizeof(sage_attn_choice);
+    choice->compute_capability = device->compute_capability;
+    choice->toolkit            = device->toolkit;
+    choice->architectures      = device->architectures;
+    choice->abi_version        = SAGE_ABI_VERSION;
+    choice->why_not_better     = "";
+    choice->kernel             = desc->kernel == SAGE_KERNEL_AUTO ? best_kernel(*device, level, &choice->why_not_better) : desc->kernel;
+    choice->reason             = why_shape_does_not_run(*desc);
+    if (*choice->reason == 0) {
+        choice->reason = why_kernel_does_not_run(choice->kernel, *device, level);
+    }
+    if (*choice->reason != 0) {
+        choice->kernel         = desc->kernel;
+        choice->why_not_better = "";
+        return SAGE_OK;
+    }
+    choice->supported = 1;
+    choice->emulated  = choice->kernel != SAGE_KERNEL_FP16 && !fp8_is_native(device->compute_capability);
+    if (choice->emulated) {
+        choice->why_not_better = "this GPU emulates the FP8 instruction that this kernel uses: the kernel fp16 is faster here";
+    }
+    choice->workspace = sage::make_plan(*desc, choice->kernel).bytes;
+    return SAGE_OK;
+}

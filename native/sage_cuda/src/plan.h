@@ -1,0 +1,50 @@
+// What a run needs, computed in one place for the chooser (how much workspace) and the run (where each part lies).
+#pragma once
+
+#include "sage_cuda.h"
+#include "../common/params.cuh"
+
+namespace sage {
+
+struct Plan {
+    int d;                                 // head_dim padded: 64 or 128
+    int64_t q_rows, k_rows;                // padded to Q_TILE and K_TILE
+    int64_t q_tiles, k_tiles, stat_tiles;  // Q_TILE, K_TILE, STAT_ROWS
+    int64_t q_heads, kv_heads;             // times batch
+    // byte offsets into the workspace
+    size_t q8, k8, v_codes, sq, sk, bias2, k_mean, v_scale, part_sum, part_max, part_count, bytes;
+};
+
+// Validated descriptions only: sizes are known to fit.
+inline Plan make_plan(const sage_attn_desc & d, sage_kernel kernel) {
+    Plan p       = {};
+    p.d          = d.head_dim <= 64 ? 64 : 128;
+    p.q_tiles    = (d.lq + Q_TILE - 1) / Q_TILE;
+    p.k_tiles    = (d.lk + K_TILE - 1) / K_TILE;
+    p.stat_tiles = (d.lk + STAT_ROWS - 1) / STAT_ROWS;
+    p.q_rows     = p.q_tiles * Q_TILE;
+    p.k_rows     = p.k_tiles * K_TILE;
+    p.q_heads    = int64_t(d.batch) * d.heads;
+    p.kv_heads   = int64_t(d.batch) * d.kv_heads;
+    size_t at    = 0;
+    auto part    = [&](int64_t bytes) {
+        const size_t here = at;
+        at += (size_t(bytes) + 255) / 256 * 256;
+        return here;
+    };
+    p.q8         = part(p.q_heads * p.q_rows * p.d);
+    p.k8         = part(p.kv_heads * p.k_rows * p.d);
+    p.v_codes    = part(p.kv_heads * p.k_rows * p.d * (kernel == SAGE_KERNEL_FP16 ? 2 : 1));
+    p.sq         = part(p.q_heads * p.q_rows / Q_GROUP * 8 * 4);
+    p.sk         = part(p.kv_heads * p.k_tiles * 4 * 4);
+    p.bias2      = part(d.bias == nullptr ? 0 : d.batch * p.k_rows * 4);
+    p.k_mean     = part(p.kv_heads * p.d * 4);
+    p.v_scale    = part(p.kv_heads * p.d * 4);
+    p.part_sum   = part(p.kv_heads * p.stat_tiles * p.d * 4);
+    p.part_max   = part(p.kv_heads * p.stat_tiles * p.d * 4);
+    p.part_count = part(p.kv_heads * p.stat_tiles * 4);
+    p.bytes      = at;
+    return p;
+}
+
+}  // namespace sage
