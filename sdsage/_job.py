@@ -1,5 +1,6 @@
 """Runs one native job at a time, off the calling thread, and brings back what it said and how it ended."""
 
+import atexit
 import contextlib
 import logging
 import threading
@@ -64,7 +65,7 @@ OnLog = Callable[[LogLevel, str], None]
 OnPreview = Callable[[int, NDArray[np.uint8], bool], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Hooks:
     """Who listens to a job, and what was measured while it ran."""
 
@@ -76,6 +77,8 @@ class Hooks:
     steps: list[Step] = field(default_factory=list)
     stages: list[tuple[str, str | None, int, float]] = field(default_factory=list)  # stage, expert, steps, begun
     raised: BaseException | None = None  # first exception of a callback
+    owner: object = None  # whose cancel() this job hears
+    cancel_wanted: bool = False
 
     def call(self, callback: Callable[..., None] | None, *args: Any) -> None:
         """A callback never raises into C: its exception is kept, the job is stopped, and `run` raises it."""
@@ -85,11 +88,18 @@ class Hooks:
             callback(*args)
         except BaseException as error:
             self.raised = error
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Stops this job. If the native one has not begun yet, its first event does it."""
+        self.cancel_wanted = True
+        if _running is self:
             lib.sdsage_cancel()
 
 
 _turn = threading.Lock()  # held by the running job
 _running: Hooks | None = None
+_asked: list[Hooks] = []  # running or waiting for the turn
 _worker: int | None = None  # thread id of the running job
 
 
@@ -111,6 +121,8 @@ def _on_event(event: Any, data: Any) -> None:
     hooks = _running
     if hooks is None:
         return
+    if hooks.cancel_wanted:
+        lib.sdsage_cancel()
     stage, expert = STAGES[event.stage], EXPERTS[event.expert]
     if event.kind == lib.SDSAGE_EVENT_BEGIN:
         hooks.stages.append((stage, expert, event.steps, time.monotonic()))
@@ -192,42 +204,62 @@ def run(
         BadRequest: there is no such device.
         SdsageError: called from within a callback.
     """
+    _asked.append(hooks)
+    try:
+        with _the_turn():
+            if hooks.cancel_wanted:
+                raise Cancelled("the job was cancelled before it began")
+            return _run(body, hooks, device, discard)
+    finally:
+        _asked.remove(hooks)
+
+
+def cancel(owner: object) -> None:
+    """Stops the jobs of `owner`, running or waiting."""
+    for hooks in list(_asked):
+        if hooks.owner is owner:
+            hooks.cancel()
+
+
+def _run(body: Callable[[], T], hooks: Hooks, device: str | None, discard: Callable[[T], None] | None) -> T:
+    """`run` while it is this job's turn."""
     global _running
-    with _the_turn():
-        outcome, done = _Outcome(), threading.Event()
+    outcome, done = _Outcome(), threading.Event()
 
-        def work() -> None:
-            global _worker
-            _worker = threading.get_ident()
-            try:
-                select_device(device)
-                outcome.result = body()
-            except BaseException as error:
-                outcome.error = error
-            finally:
-                _worker = None
-                done.set()
-
-        _set_preview(hooks)
-        _running = hooks
-        thread = threading.Thread(target=work, name="sdsage-job", daemon=True)
+    def work() -> None:
+        global _worker
+        _worker = threading.get_ident()
         try:
-            thread.start()
-            interrupt = _wait(done)
-            thread.join()
+            select_device(device)
+            outcome.result = body()
+        except BaseException as error:
+            outcome.error = error
         finally:
-            _running = None
-            lib.sd_set_preview_callback(ffi.NULL, PreviewMode.NONE, 1, False, False, ffi.NULL)
-        error = interrupt or hooks.raised or outcome.error
-        if error is not None:
-            if outcome.result is not None and discard is not None:
-                discard(outcome.result)
-            raise error
-        result: T = outcome.result
-        return result
+            _worker = None
+            done.set()
+
+    _set_preview(hooks)
+    _running = hooks
+    thread = threading.Thread(target=work, name="sdsage-job", daemon=True)
+    try:
+        thread.start()
+        interrupt = _wait(done, hooks)
+        thread.join()
+    finally:
+        _running = None
+        lib.sd_set_preview_callback(ffi.NULL, PreviewMode.NONE, 1, False, False, ffi.NULL)
+    error = interrupt or hooks.raised or outcome.error
+    if error is None and hooks.cancel_wanted:
+        error = Cancelled("the job was cancelled; it was too far to stop earlier")
+    if error is not None:
+        if outcome.result is not None and discard is not None:
+            discard(outcome.result)
+        raise error
+    result: T = outcome.result
+    return result
 
 
-def _wait(done: threading.Event) -> BaseException | None:
+def _wait(done: threading.Event, hooks: Hooks) -> BaseException | None:
     """Waits for the job; an interrupt stops it and is returned once it has stopped.
 
     An event, not Thread.join: an interrupted join takes the running thread for a finished one (CPython 3.11).
@@ -238,8 +270,17 @@ def _wait(done: threading.Event) -> BaseException | None:
             done.wait()
         except BaseException as error:
             interrupt = interrupt or error
-            lib.sdsage_cancel()
+            hooks.cancel()
     return interrupt
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    """A job that a thread of the program still runs must not be in C++ when the process takes itself apart."""
+    for hooks in list(_asked):
+        hooks.cancel()
+    if _turn.acquire(timeout=60):
+        _turn.release()
 
 
 def select_device(name: str | None) -> None:

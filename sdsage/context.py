@@ -10,16 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdsage import _job
+from sdsage._bounds import MAX_THREADS
 from sdsage._ffi import ffi, images_from_c, latents_from_c, latents_to_c, lib, text
 from sdsage._files import check_context_files, check_model_file
 from sdsage._job import Hooks, OnLog, OnPreview, OnProgress, Preview, Step
-from sdsage.enums import SampleMethod, Scheduler
+from sdsage._limits import check_image_job, check_video_job
+from sdsage.enums import SampleMethod, Scheduler, weight_types
 from sdsage.errors import BadRequest, ContextClosed, GenerationError, ModelError
-from sdsage.params import SdCtxParams, SdImgGenParams, SdLora, SdSampleParams, SdTilingParams, SdVidGenParams
-
-MAX_SIZE = 16384  # pixels; the engine's own arithmetic is in 32 bits
-MAX_FRAMES = 10_000
-MAX_STEPS = 10_000
+from sdsage.params import SdCtxParams, SdImgGenParams, SdLora, SdTilingParams, SdVidGenParams
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,11 @@ class Context:
         self._allow_pickle = allow_pickle
         self._on_progress, self._on_log = on_progress, on_log
         check_context_files(params, allow_pickle)
-        hooks = Hooks(on_progress, on_log)
+        hooks = Hooks(on_progress, on_log, owner=self)
+        if params.n_threads > MAX_THREADS:
+            raise BadRequest(f"n_threads is {params.n_threads}: at most {MAX_THREADS} are possible")
+        if not params.wtype.is_weight_type:
+            raise BadRequest(f"wtype {params.wtype.engine_name} can't hold weights; choose {', '.join(weight_types())}")
 
         def load() -> Any:
             keep: list[Any] = []
@@ -137,10 +139,15 @@ class Context:
         return self._ctx
 
     def close(self) -> None:
-        """Frees the model. Harmless when already closed."""
-        ctx, self._ctx = self._ctx, None
-        if ctx is not None:
-            _job.run(lambda: lib.free_sd_ctx(ctx), Hooks())
+        """Frees the model, after a job that still runs. Harmless when already closed."""
+
+        def free() -> None:
+            if self._ctx is not None:
+                lib.free_sd_ctx(self._ctx)
+                self._ctx = None
+
+        if self._ctx is not None:
+            _job.run(free, Hooks())
 
     def __enter__(self) -> Self:
         return self
@@ -149,8 +156,12 @@ class Context:
         self.close()
 
     def cancel(self) -> None:
-        """Stops the running job at its next step; it raises Cancelled. Callable from any thread and from callbacks."""
-        lib.sdsage_cancel()
+        """Stops this context's job, running or waiting for its turn; it raises Cancelled.
+
+        A job stops at its next sampling step; a decode that has begun is finished, and its frames are dropped.
+        Callable from any thread and from callbacks. Jobs of other contexts go on.
+        """
+        _job.cancel(self)
 
     # ---- what the model is
 
@@ -213,12 +224,9 @@ class Context:
             raise BadRequest(
                 f"{self.version_name} makes videos: use generate_video (vid-gen), with 1 frame for a picture"
             )
-        self._check_common(params)
-        if not 1 <= params.batch_count <= 1000:
-            raise BadRequest(f"batch_count is {params.batch_count}: 1 to 1000 are possible")
-        pictures = [params.init_image, params.mask_image, *params.ref_images]
+        check_image_job(params, self.version_name)
+        self._check_loras(params.loras)
         self._check_encoder(params.init_image is not None or bool(params.ref_images), False)
-        self._check_channels(pictures[:1] + pictures[2:], params.mask_image)
 
         def body(c_params: Any) -> tuple[Any, int]:
             images = lib.generate_image(self._open, c_params)
@@ -242,22 +250,11 @@ class Context:
         """Makes one video. Raises what `generate_image` raises."""
         if not self.supports_video:
             raise BadRequest(f"{self.version_name} makes images, not videos: use generate_image (img-gen)")
-        self._check_common(params)
-        if not 1 <= params.video_frames <= MAX_FRAMES:
-            raise BadRequest(f"video_frames is {params.video_frames}: 1 to {MAX_FRAMES} are possible")
-        high = params.high_noise_sample_params.sample_steps
-        if high > MAX_STEPS or (high > 0 and not self.two_experts):
-            raise BadRequest(
-                f"high_noise_sample_params.sample_steps is {high}: "
-                + (
-                    f"at most {MAX_STEPS} are possible"
-                    if self.two_experts
-                    else "no high-noise diffusion model is loaded"
-                )
-            )
+        needs_encoder = bool(lib.sdsage_needs_encoder(self._open))
+        check_video_job(params, self.version_name, self.two_experts, needs_encoder)
+        self._check_loras(params.loras)
         given = params.init_image is not None or params.end_image is not None or bool(params.control_frames)
-        self._check_encoder(given, bool(lib.sdsage_needs_encoder(self._open)))
-        self._check_channels([params.init_image, params.end_image, *params.control_frames], None)
+        self._check_encoder(given, needs_encoder)
 
         def body(c_params: Any) -> tuple[Any, int]:
             count = ffi.new("int *")
@@ -281,13 +278,14 @@ class Context:
 
         Latents are 1 x C x T x H x W for a video and 1 x C x H x W for an image.
         """
-        self._begin_use()
-        video = np.ndim(latents) == 5
-        if np.ndim(latents) not in (4, 5) or not np.isfinite(latents).all():
+        video = self.supports_video
+        shape = np.shape(latents)
+        if len(shape) != (5 if video else 4) or shape[0] != 1 or 0 in shape or not np.isfinite(latents).all():
             raise BadRequest(
                 f"latents have shape {np.shape(latents)}: "
-                "finite values of 1 x C x T x H x W or 1 x C x H x W are needed"
+                f"finite values of 1 x C x {'T x ' if video else ''}H x W are needed"
             )
+        self._begin_use()
 
         def work() -> NDArray[np.uint8]:
             keep: list[Any] = []
@@ -304,6 +302,7 @@ class Context:
     def _hooks(self, hooks: Hooks) -> Hooks:
         hooks.on_progress = hooks.on_progress or self._on_progress
         hooks.on_log = hooks.on_log or self._on_log
+        hooks.owner = self
         return hooks
 
     def _generate(
@@ -364,26 +363,6 @@ class Context:
         first = seed if seed >= 0 else secrets.randbelow(2**31)
         return tuple(first + i for i in range(count))
 
-    def _check_common(self, params: SdImgGenParams | SdVidGenParams) -> None:
-        _ = self._open
-        for what in ("width", "height"):
-            value = getattr(params, what)
-            if not 1 <= value <= MAX_SIZE:
-                raise BadRequest(f"{what} is {value}: 1 to {MAX_SIZE} pixels are possible")
-        if not 0.0 <= params.strength <= 1.0:
-            raise BadRequest(f"strength is {params.strength}: 0 to 1 is possible")
-        self._check_sampling(params.sample_params)
-        self._check_loras(params.loras)
-
-    def _check_sampling(self, sample: SdSampleParams) -> None:
-        if not 1 <= sample.sample_steps <= MAX_STEPS:
-            raise BadRequest(f"sample_steps is {sample.sample_steps}: 1 to {MAX_STEPS} are possible")
-        if sample.guidance.txt_cfg < 0.0:
-            raise BadRequest(f"guidance.txt_cfg is {sample.guidance.txt_cfg}: 0 or more is possible")
-        sigmas = sample.custom_sigmas
-        if len(sigmas) == 1 or any(s < 0 or s == float("inf") for s in sigmas):
-            raise BadRequest(f"custom_sigmas has {len(sigmas)} values: two or more finite values from 0 up are needed")
-
     def _check_loras(self, loras: Sequence[SdLora]) -> None:
         for lora in loras:
             check_model_file(lora.path or "", "loras", self._allow_pickle)
@@ -398,13 +377,6 @@ class Context:
             raise BadRequest(
                 f"{why} needs the VAE's encoder: set sd_ctx_params.vae_decode_only = False before making the context"
             )
-
-    def _check_channels(self, pictures: Sequence[Any], mask: Any) -> None:
-        for picture in pictures:
-            if picture is not None and picture.shape[2] != 3:
-                raise BadRequest(f"an input picture has {picture.shape[2]} channel: H x W x 3 is needed")
-        if mask is not None and mask.shape[2] != 1:
-            raise BadRequest(f"mask_image has {mask.shape[2]} channels: H x W x 1 is needed")
 
 
 def _take_images(images: Any, count: int) -> NDArray[np.uint8]:

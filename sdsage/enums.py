@@ -137,6 +137,16 @@ class SdType(CEnum):
     NVFP4 = 40, "nvfp4"
     COUNT = 41
 
+    @property
+    def is_weight_type(self) -> bool:
+        """False for integers, f64 and the two types that ggml only makes on the fly."""
+        return self.name not in ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
+
+
+def weight_types() -> list[str]:
+    """Engine names of the types that weights can be held in."""
+    return [t.engine_name for t in SdType if t.is_weight_type and t.engine_name]
+
 
 class LogLevel(CEnum):
     DEBUG = 0, "debug"

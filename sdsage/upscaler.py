@@ -12,7 +12,7 @@ from sdsage._ffi import encode, ffi, image_from_c, image_to_c, lib
 from sdsage._files import check_model_file
 from sdsage._job import Hooks, OnLog, OnProgress
 from sdsage._struct import as_image
-from sdsage.enums import SdType
+from sdsage.enums import SdType, weight_types
 from sdsage.errors import BadRequest, ContextClosed, ModelError, OutputError
 
 
@@ -90,9 +90,14 @@ class Upscaler:
 
     def close(self) -> None:
         """Frees the model. Harmless when already closed."""
-        ctx, self._ctx = self._ctx, None
-        if ctx is not None:
-            _job.run(lambda: lib.free_upscaler_ctx(ctx), Hooks())
+
+        def free() -> None:
+            if self._ctx is not None:
+                lib.free_upscaler_ctx(self._ctx)
+                self._ctx = None
+
+        if self._ctx is not None:
+            _job.run(free, Hooks())
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +146,8 @@ def convert(
     # the engine decides the format by the ending
     partial = target.with_name(f".{target.stem}.{os.getpid()}.part{target.suffix}")
     wtype = SdType.parse(type)
+    if not wtype.is_weight_type:
+        raise BadRequest(f"type {wtype.engine_name} can't hold weights; choose {', '.join(weight_types())}")
 
     def work() -> None:
         args = (

@@ -140,6 +140,10 @@ VIDEO_VALUES = {
     "no frames": ({"video_frames": 0}, "video_frames is 0"),
     "negative frames": ({"video_frames": -5}, "video_frames is -5"),
     "strength": ({"strength": 1.5}, "strength is 1.5: 0 to 1"),
+    "too many frames": ({"video_frames": 577}, "video_frames is 577: 1 to 573"),
+    "boundary": ({"moe_boundary": -1.0}, "moe_boundary is -1.0: 0 to 1"),
+    "long prompt": ({"prompt": "x" * 16_385}, "prompt has 16385 bytes: at most 16384"),
+    "surrogate": ({"negative_prompt": "\ud800"}, "negative_prompt holds a character that is no text"),
 }
 
 
@@ -166,6 +170,69 @@ def test_bad_sampling_values(video_context: Any) -> None:
         video_context.generate_video(job)
     with pytest.raises(BadRequest, match="finite"):
         job.sample_params.flow_shift = math.nan
+
+
+@pytest.mark.parametrize("scheduler", ["gits", "karras", "exponential"])
+def test_schedulers_that_need_two_steps(scheduler: str, flux_context: Any) -> None:
+    job = small_image()
+    job.sample_params.scheduler = scheduler
+    job.sample_params.sample_steps = 1
+    with pytest.raises(BadRequest, match=f"scheduler {scheduler} needs 2 steps or more, 1 was asked for"):
+        flux_context.generate_image(job)
+    job.sample_params.sample_steps = 2
+    assert flux_context.generate_image(job).frames.std() > 5
+
+
+def test_ays_is_for_unets(video_context: Any) -> None:
+    job = small_video()
+    job.sample_params.scheduler = "ays"
+    with pytest.raises(BadRequest, match=r"ays is for SD and SDXL models, not for Wan 2.x"):
+        video_context.generate_video(job)
+
+
+@pytest.mark.parametrize(
+    "sigmas", [[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [3.0, 2.0, 2.0], [2.0, 1.0, -1.0], [math.inf, 0.0]]
+)
+def test_sigmas_that_do_not_fall(sigmas: list[float], flux_context: Any) -> None:
+    job = small_image()
+    job.sample_params.custom_sigmas = sigmas
+    with pytest.raises(BadRequest, match="custom_sigmas"):
+        flux_context.generate_image(job)
+
+
+@pytest.mark.parametrize(("name", "value"), [("m", -1), ("m", 100_000), ("window_size", 0), ("lam", -1.0), ("w", 2.0)])
+def test_spectrum_settings(name: str, value: float, flux_context: Any) -> None:
+    job = small_image()
+    job.cache.mode = "spectrum"
+    setattr(job.cache, f"spectrum_{name}", value)
+    with pytest.raises(BadRequest, match=f"cache.spectrum_{name} is {value}"):
+        flux_context.generate_image(job)
+
+
+@pytest.mark.parametrize("kind", ["i8", "q8_1", "f64"])
+def test_types_that_hold_no_weights(kind: str, preset_files: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=f"{kind} can't hold weights; choose f32"):
+        sdsage.Context(ctx_params(preset_files("tiny"), wtype=kind))
+    with pytest.raises(BadRequest, match=f"{kind} can't hold weights"):
+        sdsage.convert(preset_files("tiny")["vae"], tmp_path / "out.gguf", type=kind)
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 2, 8, 8), (1, 16, 0, 8, 8), (1, 16, 8, 8), (16, 2, 8, 8)])
+def test_latents_of_another_shape(shape: tuple[int, ...], video_context: Any) -> None:
+    with pytest.raises(BadRequest, match="latents have shape"):
+        video_context.decode(np.zeros(shape, np.float32))
+
+
+def test_grey_pictures_where_colour_is_needed(flux_context: Any) -> None:
+    grey = np.zeros((64, 64, 1), np.uint8)
+    for job in (small_image(control_image=grey), small_image(ref_images=[grey])):
+        with pytest.raises(BadRequest, match="H x W x 3 is needed"):
+            flux_context.generate_image(job)
+
+
+def test_too_many_threads(preset_files: Any) -> None:
+    with pytest.raises(BadRequest, match="n_threads is 100000: at most 1024"):
+        sdsage.Context(ctx_params(preset_files("tiny"), n_threads=100_000))
 
 
 def test_a_video_model_makes_no_images(video_context: Any) -> None:
@@ -205,7 +272,7 @@ def test_loras(video_context: Any, preset_files: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["一只可爱的猫", "🐱🎬 café naïve", "", "x" * 20_000, "<lora:none:1>", "((nested [brackets)", "a\nb\tc"]
+    "prompt", ["一只可爱的猫", "🐱🎬 café naïve", "", "x" * 16_384, "<lora:none:1>", "((nested [brackets)", "a\nb\tc"]
 )
 def test_prompts_of_every_kind(prompt: str, video_context: Any) -> None:
     frames = video_context.generate_video(small_video(prompt=prompt, negative_prompt=prompt[::-1])).frames

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, ctx_params, hear_interrupts, small_image, small_video
 
 import sdsage
-from sdsage import BadRequest, Cancelled, ContextClosed, NonFiniteError, Preview, PreviewMode, _ffi
+from sdsage import BadRequest, Cancelled, ContextClosed, NonFiniteError, Preview, PreviewMode, _ffi, _job
 
 SAMPLERS = sdsage.SampleMethod.choices()
 
@@ -103,6 +103,70 @@ def test_cancel_from_another_thread(video_context: Any) -> None:
     assert time.monotonic() - begun < 20
     reference = video_context.generate_video(small_video()).frames
     assert (video_context.generate_video(small_video()).frames == reference).all()
+
+
+def test_cancel_stops_the_own_job_only(preset_files: Any, video_context: Any) -> None:
+    """Another context's cancel() does nothing to a running job; a job that waits for its turn can be cancelled."""
+    outcome: list[str] = []
+    with sdsage.Context(ctx_params(preset_files("tiny"))) as other:
+
+        def wait_in_vain() -> None:
+            try:
+                other.generate_video(small_video())
+            except Cancelled:
+                outcome.append("cancelled")
+
+        waiting = threading.Thread(target=wait_in_vain)
+
+        def on_progress(p: Any) -> None:
+            if p.stage == "sample" and p.step == 1 and not outcome and not waiting.is_alive():
+                other.cancel()  # it has no job
+                waiting.start()
+                while not any(h.owner is other for h in _job._asked):
+                    time.sleep(0.01)
+                other.cancel()
+
+        assert len(video_context.generate_video(small_video(), on_progress=on_progress).frames) == 5
+        waiting.join()
+        assert outcome == ["cancelled"]
+
+
+def test_cancel_while_decoding_drops_the_frames(video_context: Any) -> None:
+    with pytest.raises(Cancelled):
+        video_context.generate_video(
+            small_video(), on_progress=lambda p: video_context.cancel() if p.stage == "decode" else None
+        )
+    assert len(video_context.generate_video(small_video()).frames) == 5
+
+
+def test_closing_in_a_callback_is_refused_and_the_model_stays(preset_files: Any) -> None:
+    with sdsage.Context(ctx_params(preset_files("tiny"))) as ctx:
+        with pytest.raises(sdsage.SdsageError, match="callback can't start another native job"):
+            ctx.generate_video(small_video(), on_progress=lambda p: ctx.close())
+        assert len(ctx.generate_video(small_video()).frames) == 5
+
+
+AT_EXIT = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from conftest import ctx_params, small_video
+import sdsage
+from sdsage import presets
+files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+ctx = sdsage.Context(ctx_params(files))
+job = small_video()
+job.sample_params.sample_steps = 5000
+started = threading.Event()
+go = lambda: ctx.generate_video(job, on_progress=lambda p: started.set() if p.stage == "sample" else None)
+threading.Thread(target=go, daemon=True).start()
+started.wait(30)
+"""
+
+
+def test_the_program_may_end_while_a_thread_generates() -> None:
+    command = [sys.executable, "-P", "-c", AT_EXIT, str(ROOT / "tests")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_cancel_without_a_job_is_harmless(video_context: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from .report import Reporter, say
 from .settings import Settings, merge
 
 if TYPE_CHECKING:
-    from sdsage import Adjustment, Context, Result
+    from sdsage import Adjustment, Context, Result, Upscaler
     from sdsage.media import Output
 
 DEFAULT_OUTPUT = {"vid-gen": "output.mp4", "img-gen": "output.png"}
@@ -88,18 +89,19 @@ def generate(job: Job, output: "Output") -> Run:
         more: dict[str, Any] = {}
         if settings["preview"] != "none":
             more = {"on_preview": PreviewFile(settings, reporter), "preview": engine_preview(settings)}
-        with Context(
-            job.ctx,
-            device=settings["device"],
-            allow_pickle=settings["allow_pickle"],
-            on_progress=reporter.progress,
-            on_log=reporter.log,
-        ) as context:
-            check_size(context, job, reporter)
-            result = start(context, job, more)
-        for sentence in result.adjusted:
-            reporter.message("warning", sentence)
-        return write(job, result, output, reporter)
+        with open_upscaler(settings, reporter) as upscaler:  # first: a wrong file is found before the work
+            with Context(
+                job.ctx,
+                device=settings["device"],
+                allow_pickle=settings["allow_pickle"],
+                on_progress=reporter.progress,
+                on_log=reporter.log,
+            ) as context:
+                check_size(context, job, reporter)
+                result = start(context, job, more)
+            for sentence in result.adjusted:
+                reporter.message("warning", sentence)
+            return write(job, result, output, reporter, upscaler)
 
 
 def start(context: "Context", job: Job, more: dict[str, Any]) -> "Result":
@@ -130,13 +132,14 @@ def _strict(adjustment: "Adjustment") -> str:
     return f"{adjustment.what} {adjustment.asked} is not possible with this model: use {neighbours}"
 
 
-def write(job: Job, result: "Result", output: "Output", reporter: Reporter) -> Run:
+def write(job: Job, result: "Result", output: "Output", reporter: Reporter, upscaler: "Upscaler | None") -> Run:
     """Upscales where asked for, and writes the files."""
     frames, seconds = result.frames, 0.0
     size = frames.shape[2], frames.shape[1]
-    if job.settings["upscale_model"]:
+    if upscaler is not None:
         began = time.monotonic()
-        frames = upscaled(frames, job.settings, reporter)
+        with reporter.stage("upscale"):
+            frames = upscaled(frames, upscaler, job.settings["upscale_repeats"])
         seconds = time.monotonic() - began
     stored = frames.shape[2], frames.shape[1]
     run = Run(job, size, stored, len(frames), result.seeds, result.timings, result.adjusted)
@@ -149,31 +152,37 @@ def write(job: Job, result: "Result", output: "Output", reporter: Reporter) -> R
     return run
 
 
-def upscaled(frames: Any, settings: Settings, reporter: Reporter) -> Any:
-    """Frames N x H x W x 3 through --upscale-model, --upscale-repeats times."""
-    import numpy as np
+def open_upscaler(settings: Settings, reporter: Reporter) -> "AbstractContextManager[Upscaler | None]":
+    """The model of --upscale-model, to be closed by `with`; nothing when there is none."""
+    return make_upscaler(settings, reporter) if settings["upscale_model"] else nullcontext()
 
+
+def make_upscaler(settings: Settings, reporter: Reporter) -> "Upscaler":
+    """The model of --upscale-model."""
     from sdsage import Upscaler
 
-    with (
-        reporter.stage("upscale"),
-        Upscaler(
-            settings["upscale_model"],
-            device=settings["device"],
-            n_threads=settings["threads"],
-            tile_size=settings["upscale_tile_size"],
-            direct=settings["diffusion_conv_direct"],
-            offload_params_to_cpu=settings["offload_to_cpu"],
-            allow_pickle=settings["allow_pickle"],
-            on_log=reporter.log,
-        ) as upscaler,
-    ):
-        done = []
-        for frame in frames:
-            for _ in range(settings["upscale_repeats"]):
-                frame = upscaler.upscale(frame)
-            done.append(frame)
-        return np.stack(done)
+    return Upscaler(
+        settings["upscale_model"],
+        device=settings["device"],
+        n_threads=settings["threads"],
+        tile_size=settings["upscale_tile_size"],
+        direct=settings["diffusion_conv_direct"],
+        offload_params_to_cpu=settings["offload_to_cpu"],
+        allow_pickle=settings["allow_pickle"],
+        on_log=reporter.log,
+    )
+
+
+def upscaled(frames: Any, upscaler: "Upscaler", repeats: int) -> Any:
+    """Frames N x H x W x 3, enlarged `repeats` times."""
+    import numpy as np
+
+    done = []
+    for frame in frames:
+        for _ in range(repeats):
+            frame = upscaler.upscale(frame)
+        done.append(frame)
+    return np.stack(done)
 
 
 def show(run: Run) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from sdsage._bounds import MAX_FRAMES, MAX_SIZE, MAX_STEPS
 from sdsage.enums import (
     CacheMode,
     HiresUpscaler,
@@ -17,7 +18,7 @@ from sdsage.enums import (
     RngType,
     SampleMethod,
     Scheduler,
-    SdType,
+    weight_types,
 )
 
 from .option import CONVERT, DEVICES, GENERATE, IMG, UPSCALE, VID, Kind, Option, Panel
@@ -30,17 +31,12 @@ FLOAT, INT, SWITCH, FILE, FOLDER, CHOICE = (
     Kind.FOLDER,
     Kind.CHOICE,
 )
-MAX_SIDE = 16384  # px; above it a mistyped number is likelier than a picture
-MAX_FRAMES = 10000
-MAX_STEPS = 10000
-
 SAMPLERS, SCHEDULERS = SampleMethod.choices(), Scheduler.choices()
 CACHE_MODES = CacheMode.choices()
 RNGS = RngType.choices()
 # "Model" stands for a file, which is given by its name.
 UPSCALERS = tuple(name for name in HiresUpscaler.choices() if name != "Model")
-# Weights can't be converted to integers, f64, and the two types that ggml only makes on the fly.
-WEIGHT_TYPES = tuple(t for t in SdType.choices() if t not in ("i8", "i16", "i32", "i64", "f64", "q8_1", "q8_K"))
+WEIGHT_TYPES = tuple(weight_types())
 
 RUNS = GENERATE | {CONVERT, UPSCALE}
 _ENGINE = "chosen by the engine for the model"
@@ -218,9 +214,9 @@ _HIGH_NOISE = (
 
 _SIZE = (
     Option("--width", "Width; the model may need a multiple of 8, 16 or 32 and then gets the next one", Panel.SIZE, INT,
-           short="-W", unit="px", low=1, high=MAX_SIDE, default_text="that of the input picture, else 512"),
+           short="-W", unit="px", low=1, high=MAX_SIZE, default_text="that of the input picture, else 512"),
     Option("--height", "Height; the model may need a multiple of 8, 16 or 32 and then gets the next one", Panel.SIZE,
-           INT, short="-H", unit="px", low=1, high=MAX_SIDE, default_text="that of the input picture, else 512"),
+           INT, short="-H", unit="px", low=1, high=MAX_SIZE, default_text="that of the input picture, else 512"),
     Option("--video-frames", "Length of the video; a count other than 4n+1 is lowered to the next one", Panel.SIZE, INT,
            default=1, unit="frames", low=1, high=MAX_FRAMES, target="vid.video_frames", only=VID),
     Option("--fps", "Speed at which the video is played", Panel.SIZE, INT, default=16, unit="frames per second", low=1,
@@ -243,10 +239,10 @@ _MEMORY = (
     Option("--vae-tiling", "Run the VAE tile by tile, which needs less memory", Panel.MEMORY, SWITCH,
            target="gen.vae_tiling_params.enabled"),
     Option("--vae-tile-size", "Size of a tile", Panel.MEMORY, Kind.INT_PAIR, default=(0, 0), unit="latent pixels",
-           low=0, high=MAX_SIDE, default_text="32x32", needs=("--vae-tiling",),
+           low=0, high=MAX_SIZE, default_text="32x32", needs=("--vae-tiling",),
            beaten_by=("--vae-relative-tile-size",)),
     Option("--vae-relative-tile-size", "Size of a tile: up to 1 a fraction of the picture, above 1 the number of tiles",
-           Panel.MEMORY, Kind.FLOAT_PAIR, default=(0.0, 0.0), unit="fraction or tiles", low=0, high=MAX_SIDE,
+           Panel.MEMORY, Kind.FLOAT_PAIR, default=(0.0, 0.0), unit="fraction or tiles", low=0, high=MAX_SIZE,
            default_text="from --vae-tile-size", needs=("--vae-tiling",)),
     Option("--vae-tile-overlap", "How much tiles overlap", Panel.MEMORY, FLOAT, default=0.5, unit="fraction of a tile",
            low=0, high=0.5, target="gen.vae_tiling_params.target_overlap", needs=("--vae-tiling",)),
@@ -287,10 +283,10 @@ _UPSCALING = (
            low_open=True, high=64, target="img.hires.scale", only=IMG, needs=("--hires",),
            beaten_by=("--hires-width", "--hires-height")),
     Option("--hires-width", "Width after --hires; 0 takes it from the other side or from --hires-scale",
-           Panel.UPSCALING, INT, default=0, unit="px", low=0, high=MAX_SIDE, target="img.hires.target_width", only=IMG,
+           Panel.UPSCALING, INT, default=0, unit="px", low=0, high=MAX_SIZE, target="img.hires.target_width", only=IMG,
            needs=("--hires",)),
     Option("--hires-height", "Height after --hires; 0 takes it from the other side or from --hires-scale",
-           Panel.UPSCALING, INT, default=0, unit="px", low=0, high=MAX_SIDE, target="img.hires.target_height", only=IMG,
+           Panel.UPSCALING, INT, default=0, unit="px", low=0, high=MAX_SIZE, target="img.hires.target_height", only=IMG,
            needs=("--hires",)),
     Option("--hires-steps", "Steps of the second pass; 0 takes --steps", Panel.UPSCALING, INT, default=0, unit="steps",
            low=0, high=MAX_STEPS, target="img.hires.steps", only=IMG, needs=("--hires",)),
@@ -298,13 +294,13 @@ _UPSCALING = (
            default=0.7, unit="fraction", low=0, low_open=True, high=1, target="img.hires.denoising_strength", only=IMG,
            needs=("--hires",)),
     Option("--hires-upscale-tile-size", "Tile size of an upscaling model in --hires", Panel.UPSCALING, INT, default=128,
-           unit="px", low=1, high=MAX_SIDE, target="img.hires.upscale_tile_size", only=IMG, needs=("--hires",)),
+           unit="px", low=1, high=MAX_SIZE, target="img.hires.upscale_tile_size", only=IMG, needs=("--hires",)),
     Option("--upscale-model", "ESRGAN model that enlarges the finished pictures", Panel.UPSCALING, FILE,
            verbs=GENERATE | {UPSCALE}),
     Option("--upscale-repeats", "How often --upscale-model is applied", Panel.UPSCALING, INT, default=1, unit="times",
            low=1, high=8, needs=("--upscale-model",), verbs=GENERATE | {UPSCALE}),
     Option("--upscale-tile-size", "Tile size of --upscale-model", Panel.UPSCALING, INT, default=128, unit="px", low=1,
-           high=MAX_SIDE, needs=("--upscale-model",), verbs=GENERATE | {UPSCALE}),
+           high=MAX_SIZE, needs=("--upscale-model",), verbs=GENERATE | {UPSCALE}),
 )  # fmt: skip
 
 _PREVIEW = (

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .generate import check_mode, upscaled
+from .generate import check_mode, make_upscaler, upscaled
 from .job import check_inputs
 from .option import UPSCALE
 from .report import Reporter
@@ -21,7 +21,8 @@ def run(raw: Mapping[str, Any]) -> None:
     output = check(settings)
     picture = load_image(settings["init_img"])
     with Reporter(settings) as reporter:
-        frames = upscaled(picture[None], settings, reporter)
+        with make_upscaler(settings, reporter) as upscaler, reporter.stage("upscale"):
+            frames = upscaled(picture[None], upscaler, settings["upscale_repeats"])
         with reporter.stage("encode"):
             files = output.write(frames, metadata=read_metadata(settings["init_img"]))
     height, width = frames.shape[1:3]

@@ -64,7 +64,7 @@ typedef void (*sdsage_abort_cb_t)(const char * message, void * data);
 SD_API int sdsage_abi_version(void);
 /* One line per struct of both headers: "name size offset-of-last-field". Static. */
 SD_API const char * sdsage_layout(void);
-/* JSON: versions, pins, compiler, backends. Static. */
+/* JSON: versions, pins, compiler, CUDA toolkit. Static. */
 SD_API const char * sdsage_build_info(void);
 SD_API void sdsage_free(void * p);
 /* Frees an array of images and their pixels. */

@@ -1,0 +1,11 @@
+"""The largest values of a job. Numbers alone: the command line shows them without loading anything."""
+
+MAX_SIZE = 16384  # pixels; the engine's own arithmetic is in 32 bits
+MAX_STEPS = 10_000
+MAX_PICTURES = 1000
+MAX_PROMPT_BYTES = 16384  # the prompt parser recurses once a character
+MAX_THREADS = 1024
+# The Wan VAE builds one graph over all frames, and the engine's graphs have a fixed room: 669 frames abort in TI2V,
+# 205 where every frame is encoded too (measured; it depends on the number of layers, which all Wan VAEs share).
+MAX_FRAMES = 573
+MAX_FRAMES_ENCODED = 197
