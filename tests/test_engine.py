@@ -84,7 +84,7 @@ def test_pictures_have_contrast_and_attention_matters(preset_files: Any, tmp_pat
     job = small_video(width=options["width"], height=options["height"])
     frames = sdsage_frames(files, job)
     assert frames.std() > 20
-    assert 0.02 < (frames == 0).mean() + (frames == 255).mean() + 0.02 < 0.5
+    assert ((frames == 0) | (frames == 255)).mean() < 0.05
     without = {**files}
     for key in ("diffusion_model", "high_noise_diffusion_model"):
         without[key] = str(zeroed(Path(files[key]), "self_attn.o.weight", tmp_path / f"{key}.gguf"))

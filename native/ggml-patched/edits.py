@@ -133,7 +133,7 @@ SEAM = Group(
     guard="tests/test_context.py",
     drop="sd_cancel_generation exists and generate_video hands out latents",
     edits=(
-        Edit(SD, ">", '#include "name_conversion.h"\n', '#include "sdsage_files.hpp"\n#include "sdsage_seam.hpp"\n'),
+        Edit(SD, ">", '#include "name_conversion.h"\n', '#include "sdsage_fit.hpp"\n#include "sdsage_seam.hpp"\n'),
         Edit(
             SD,
             "=",
@@ -258,8 +258,8 @@ GUARD = Group(
 FILES = Group(
     name="files",
     why="Upstream warns about a named file that does not load and goes on without it, or lists hundreds of missing"
-    " tensors: a named file loads or the call fails with one sentence.",
-    guard="tests/test_bad_input.py",
+    " tensors: a named file loads, fits the others and changes something, or the call fails with one sentence.",
+    guard="tests/test_bad_input.py, tests/test_bad_models.py",
     drop="init() returns false where it now warns",
     edits=(
         Edit(
@@ -272,7 +272,10 @@ FILES = Group(
             SD,
             "<",
             "        version = model_loader.get_sd_version();\n        if (version == VERSION_COUNT) {",
-            "        if (!sdsage::check_parsed(*sd_ctx_params, model_loader)) {\n            return false;\n        }\n",
+            "        if (!sdsage::check_parsed(*sd_ctx_params, model_loader) ||\n"
+            "            !sdsage::check_fit(*sd_ctx_params, model_loader)) {\n"
+            "            return false;\n"
+            "        }\n",
         ),
         Edit(
             SD,
@@ -297,6 +300,36 @@ FILES = Group(
         ),
         Edit(
             SD,
+            "<",
+            "            lora_f2m[lora_id] = loras[i].multiplier;\n",
+            "            if (!sdsage::check_lora(loras[i], tensors, version, model_version_to_str[version],\n"
+            "                                    apply_lora_immediately)) {\n"
+            "                return;  // before anything changes\n"
+            "            }\n",
+        ),
+        Edit(
+            SD,
+            "=",
+            "if (is_diffusion_model_name(tensor_name)) {",
+            'if (is_diffusion_model_name(tensor_name) || starts_with(tensor_name, "lora.model.high_noise_")) {',
+        ),
+        Edit("src/model_io/gguf_io.cpp", ">", '#include "gguf_reader_ext.h"\n', '#include "sdsage_seam.hpp"\n'),
+        Edit(
+            "src/model_io/gguf_io.cpp",
+            ">",
+            "        for (const auto& gguf_tensor_info : gguf_reader.tensors()) {\n",
+            "            const auto type = static_cast<uint32_t>(gguf_tensor_info.type);\n"
+            "            if (type >= GGML_TYPE_COUNT || ggml_blck_size(gguf_tensor_info.type) == 0 ||\n"
+            "                ggml_type_size(gguf_tensor_info.type) == 0) {\n"
+            '                sdsage::reject("\'" + file_path + "\': tensor \'" + gguf_tensor_info.name + "\' has type " +\n'
+            '                               std::to_string(type) + ", which this engine does not know");\n'
+            '                set_error(error, "unknown tensor type");\n'
+            "                tensor_storages.clear();\n"
+            "                return false;\n"
+            "            }\n",
+        ),
+        Edit(
+            SD,
             ">",
             "    sd_ctx->sd->apply_loras(sd_img_gen_params->loras, sd_img_gen_params->lora_count);\n",
             "    if (sdsage::failed()) {\n        return nullptr;\n    }\n",
@@ -307,12 +340,14 @@ FILES = Group(
             "    sd_ctx->sd->apply_loras(sd_vid_gen_params->loras, sd_vid_gen_params->lora_count);\n",
             "    if (sdsage::failed()) {\n        return nullptr;\n    }\n",
         ),
-        Edit("src/convert.cpp", ">", '#include "model.h"\n', '#include "sdsage_files.hpp"\n'),
+        Edit("src/convert.cpp", ">", '#include "model.h"\n', '#include "sdsage_fit.hpp"\n'),
         Edit(
             "src/convert.cpp",
             "<",
             "    ggml_type type             = (ggml_type)output_type;\n",
-            "    if (!sdsage::check_whole(model_loader)) {\n        return false;\n    }\n",
+            "    if (!sdsage::check_whole(model_loader) || !sdsage::check_rules(tensor_type_rules)) {\n"
+            "        return false;\n"
+            "    }\n",
         ),
         Edit(
             "src/upscaler.cpp",
@@ -327,12 +362,14 @@ LOG = Group(
     name="log",
     why="The log line is built in one static buffer, and loader threads log at once; a job keeps the errors as its"
     " message; the library itself must not print to stdout.",
-    guard="tests/test_native.py::test_log_lines_are_whole, tests/test_cli_run.py::test_stdout_holds_results_only",
+    guard="tests/test_native.py::test_log_lines_are_whole, tests/test_cli_run.py::test_stdout_holds_results_only,"
+    " tests/test_bad_models.py::test_unused_lora_tensors_print_nothing",
     drop="log_printf has no static buffer",
     edits=(
         Edit(UTIL, "<", "#define LOG_BUFFER_SIZE 4096\n", '#include "sdsage_seam.hpp"\n\n'),
         Edit(UTIL, "=", "static char log_buffer[LOG_BUFFER_SIZE + 1];", "char log_buffer[LOG_BUFFER_SIZE + 1];"),
         Edit(UTIL, "<", "    if (sd_log_cb) {\n", "    sdsage::note_log(level, log_buffer);\n"),
+        Edit("src/lora.hpp", "=", "                    print_ggml_tensor(kv.second, true);\n", ""),
         Edit(
             MODEL,
             "=",
