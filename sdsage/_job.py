@@ -51,6 +51,9 @@ class Preview:
     denoised: bool = True
     noisy: bool = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", PreviewMode.parse(self.mode))
+
 
 @dataclass(frozen=True)
 class Step:

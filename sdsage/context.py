@@ -233,7 +233,7 @@ class Context:
             return images, params.batch_count
 
         seeds = self._seeds(params.seed, params.batch_count)
-        adjusted = self.check_size(params.width, params.height)
+        adjusted = [str(a) for a in self.check_size(params.width, params.height)]
         return self._generate(
             body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents
         )
@@ -262,7 +262,8 @@ class Context:
             return images, count[0]
 
         seeds = self._seeds(params.seed, 1)
-        adjusted = self.check_size(params.width, params.height, params.video_frames)
+        adjusted = [str(a) for a in self.check_size(params.width, params.height, params.video_frames)]
+        adjusted += self._without_effect(params, needs_encoder)
         return self._generate(
             body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents
         )
@@ -310,7 +311,7 @@ class Context:
         call: Callable[[Any], tuple[Any, int]],
         params: SdImgGenParams | SdVidGenParams,
         seeds: tuple[int, ...],
-        adjusted: list[Adjustment],
+        adjusted: list[str],
         hooks: Hooks,
         keep_latents: bool,
     ) -> Result:
@@ -337,7 +338,31 @@ class Context:
             total=time.monotonic() - begun,
             steps=tuple(hooks.steps),
         )
-        return Result(frames, seeds, timings, tuple(map(str, adjusted)), latents)
+        return Result(frames, seeds, timings, tuple(adjusted), latents)
+
+    def _without_effect(self, params: SdVidGenParams, takes_pictures: bool) -> list[str]:
+        """What was given and can't do anything with this model, one sentence each."""
+        given = {
+            "init_image": params.init_image is not None,
+            "end_image": params.end_image is not None,
+            "control_frames": bool(params.control_frames),
+        }
+        if takes_pictures:
+            given = {}
+        elif self.version_name == "Wan 2.2 TI2V":
+            del given["init_image"]
+        found = [
+            f"{name} has no effect with this model ({self.version_name})"
+            for name, is_given in given.items()
+            if is_given
+        ]
+        low, high = params.sample_params.guidance.txt_cfg, params.high_noise_sample_params.guidance.txt_cfg
+        if self.two_experts and low == 1 and high != 1:
+            found.append(
+                f"the high-noise expert works with guidance.txt_cfg 1 instead of {high:g}: the engine computes what "
+                "guidance needs only if that of the low-noise expert is not 1"
+            )
+        return found
 
     def _begin_use(self) -> None:
         _ = self._open

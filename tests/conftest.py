@@ -53,6 +53,8 @@ def ctx_params(files: dict[str, str], **more: Any) -> Any:
         "vae": "vae_path",
         "t5xxl": "t5xxl_path",
         "clip_l": "clip_l_path",
+        "clip_vision": "clip_vision_path",
+        "llm_vision": "llm_vision_path",
         "taesd": "taesd_path",
         "tae": "taesd_path",
     }

@@ -331,6 +331,24 @@ def test_sizes_are_adjusted_and_said(video_context: Any) -> None:
     assert neighbours == [(48, 64), (5, 9)]
 
 
+def test_what_has_no_effect_is_said(video_context: Any, preset_files: Any) -> None:
+    picture = np.zeros((64, 64, 3), np.uint8)
+    with sdsage.Context(ctx_params(preset_files("tiny"), vae_decode_only=False)) as ctx:
+        job = small_video(init_image=picture, control_frames=[picture])
+        job.sample_params.guidance.txt_cfg = 1.0
+        said = ctx.generate_video(job).adjusted
+    assert said[:2] == (
+        "init_image has no effect with this model (Wan 2.x)",
+        "control_frames has no effect with this model (Wan 2.x)",
+    )
+    assert "high-noise expert works with guidance.txt_cfg 1 instead of 3.5" in said[2]
+    assert video_context.generate_video(small_video()).adjusted == ()
+
+
+def test_a_preview_takes_the_name_of_its_mode() -> None:
+    assert Preview("vae").mode is PreviewMode.VAE  # type: ignore[arg-type]
+
+
 INTERRUPTED = """
 import sys
 sys.path.insert(0, sys.argv[1])

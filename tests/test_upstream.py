@@ -96,6 +96,16 @@ def test_a_given_tree_is_copied_and_edited_and_one_with_the_marker_is_taken(
     assert run(tmp_path / "build3", SDSAGE_UPSTREAM_DIR=str(edited)).returncode == 1
 
 
+def test_a_given_tree_edited_again_looks_the_same_to_a_build(upstream: ModuleType, tmp_path: Path) -> None:
+    make_tree(upstream, tmp_path / "tree")
+    times = []
+    for _ in range(2):
+        edited = Path(run(tmp_path / "build", SDSAGE_UPSTREAM_DIR=str(tmp_path / "tree")).stdout.strip())
+        times.append({p.name: p.stat().st_mtime_ns for p in edited.rglob("*.[ch]pp")})
+    assert times[0]
+    assert times[0] == times[1]
+
+
 def test_crlf_files_are_edited_as_lf(upstream: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "a.cpp").write_bytes(b"one\r\nanchor\r\n")
     texts = upstream.edited_texts(tmp_path, [upstream.Edit("a.cpp", ">", "one\nanchor\n", "new\n")])

@@ -87,7 +87,11 @@ def apply_edits(root: Path, groups: Iterable[str] | None = None, leave_ggml: boo
     for name, text in edited_texts(
         root, [e for e in chosen if not (leave_ggml and e.file.startswith("ggml/"))]
     ).items():
-        (root / name).write_text(text, encoding="utf-8", newline="\n")
+        path = root / name
+        before = path.stat()
+        path.write_text(text, encoding="utf-8", newline="\n")
+        # a tree made again from the same source has the same times: nothing recompiles
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     (root / MARKER).write_text(edits_hash(leave_ggml) + "\n", encoding="utf-8")
 
 

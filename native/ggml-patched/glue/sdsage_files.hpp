@@ -148,10 +148,18 @@ bool check_slots(const sd_ctx_params_t & params, Loader & loader, const std::map
         if (std::strcmp(s.flag, "--vae") == 0 && SAFE_STR(params.taesd_path)[0] != '\0' && !params.tae_preview_only) {
             continue;  // upstream decodes with the tiny autoencoder then, and leaves the VAE unread
         }
-        size_t used = 0;
+        // a vision encoder may stay unread: not every model and job looks at pictures
+        const char * vision = std::strcmp(s.flag, "--clip_vision") == 0  ? "vision_model."
+                              : std::strcmp(s.flag, "--llm_vision") == 0 ? "patch_embed"
+                                                                         : nullptr;
+        size_t used         = 0;
         for (const auto & [name, t] : map) {
+            if (static_cast<int>(t.file_index) != indexes[n]) {
+                continue;
+            }
+            used += vision != nullptr && contains(name, vision);
             auto it = wanted.find(name);
-            if (static_cast<int>(t.file_index) != indexes[n] || it == wanted.end()) {
+            if (it == wanted.end()) {
                 continue;
             }
             used++;
@@ -161,7 +169,7 @@ bool check_slots(const sd_ctx_params_t & params, Loader & loader, const std::map
                 return false;
             }
         }
-        if (used == 0 && std::strcmp(s.flag, "--clip_vision") != 0 && std::strcmp(s.flag, "--llm_vision") != 0) {
+        if (used == 0) {
             reject(sd_format("%s '%s' holds nothing that a %s for %s needs: it is another kind of file", s.flag, s.path, s.what,
                              version_name));
             return false;
