@@ -4,6 +4,7 @@ Slow (a whole build): `make test-slow`. The group "sizes" is needed, since nothi
 """
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,14 +22,15 @@ PATCHED = ROOT / "native" / "ggml-patched"
 
 
 @pytest.fixture(scope="module")
-def plain_sd_cli(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain_sd_cli() -> Path:
     """sd-cli of upstream with the group "sizes" only, by upstream's own CMake files."""
     spec = importlib.util.spec_from_file_location("upstream", PATCHED / "upstream.py")
     assert spec is not None
     assert spec.loader is not None
     upstream = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(upstream)
-    tree = tmp_path_factory.mktemp("plain") / "tree"
+    tree = BUILD.parent / "plain-tree"
+    shutil.rmtree(tree, ignore_errors=True)
     upstream.LEFT_OUT = ()
     upstream.unpack(upstream.find_sdist(), tree)
     upstream.apply_edits(tree, groups=["sizes"])
