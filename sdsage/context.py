@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from sdsage import _job
 from sdsage._bounds import MAX_THREADS
 from sdsage._ffi import ffi, images_from_c, latents_from_c, latents_to_c, lib, text
 from sdsage._files import check_context_files, check_model_file
+from sdsage._handle import Handle
 from sdsage._job import Hooks, OnLog, OnPreview, OnProgress, Preview, Step
 from sdsage._limits import check_image_job, check_video_job
 from sdsage.enums import SampleMethod, Scheduler, weight_types
@@ -76,7 +77,7 @@ class Result:
     latents: tuple[NDArray[np.float32], ...] = ()
 
 
-class Context:
+class Context(Handle):
     """A model on a device, for any number of jobs.
 
     The weights stay loaded between jobs unless `free_params_immediately` is set explicitly; `vae_decode_only` (True by
@@ -102,12 +103,9 @@ class Context:
         on_progress: OnProgress | None = None,
         on_log: OnLog | None = None,
     ) -> None:
-        self._ctx: Any = None
-        self._device = device
         self._allow_pickle = allow_pickle
-        self._on_progress, self._on_log = on_progress, on_log
         check_context_files(params, allow_pickle)
-        hooks = Hooks(on_progress, on_log, owner=self)
+        hooks = Hooks(on_progress, on_log)
         if params.n_threads > MAX_THREADS:
             raise BadRequest(f"n_threads is {params.n_threads}: at most {MAX_THREADS} are possible")
         if not params.wtype.is_weight_type:
@@ -127,33 +125,8 @@ class Context:
         # A reused context must not free its weights after the first job: the engine would read freed memory.
         self._single_use = params.was_set("free_params_immediately") and params.free_params_immediately
         self._used = False
-        self._ctx = _job.run(load, hooks, device, lib.free_sd_ctx)
+        super().__init__(load, "free_sd_ctx", "context", hooks, device)
         self._load_seconds = hooks.seconds.get("load", 0.0)
-
-    # ---- life
-
-    @property
-    def _open(self) -> Any:
-        if self._ctx is None:
-            raise ContextClosed("this context is closed: make a new one")
-        return self._ctx
-
-    def close(self) -> None:
-        """Frees the model, after a job that still runs. Harmless when already closed."""
-
-        def free() -> None:
-            if self._ctx is not None:
-                lib.free_sd_ctx(self._ctx)
-                self._ctx = None
-
-        if self._ctx is not None:
-            _job.run(free, Hooks())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def cancel(self) -> None:
         """Stops this context's job, running or waiting for its turn; it raises Cancelled.

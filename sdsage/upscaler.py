@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from sdsage import _job
 from sdsage._ffi import encode, ffi, image_from_c, image_to_c, lib
 from sdsage._files import check_model_file
+from sdsage._handle import Handle
 from sdsage._job import Hooks, OnLog, OnProgress
 from sdsage._struct import as_image
 from sdsage.enums import SdType, weight_types
-from sdsage.errors import BadRequest, ContextClosed, ModelError, OutputError
+from sdsage.errors import BadRequest, ModelError, OutputError
 
 
-class Upscaler:
+class Upscaler(Handle):
     """An ESRGAN model.
 
     Args:
@@ -41,8 +42,6 @@ class Upscaler:
         on_progress: OnProgress | None = None,
         on_log: OnLog | None = None,
     ) -> None:
-        self._ctx: Any = None
-        self._device, self._on_progress, self._on_log = device, on_progress, on_log
         check_model_file(os.fspath(path), "the upscaler (--upscale-model)", allow_pickle)
         if tile_size < 1:
             raise BadRequest(f"tile_size is {tile_size}: 1 pixel or more is needed")
@@ -54,16 +53,10 @@ class Upscaler:
                 raise ModelError(f"{os.fspath(path)} is not an upscaler that this engine can load: {_job.failure()}")
             return ctx
 
-        self._ctx = _job.run(load, self._hooks(), device, lib.free_upscaler_ctx)
+        super().__init__(load, "free_upscaler_ctx", "upscaler", Hooks(on_progress, on_log), device)
 
     def _hooks(self) -> Hooks:
-        return Hooks(self._on_progress, self._on_log)
-
-    @property
-    def _open(self) -> Any:
-        if self._ctx is None:
-            raise ContextClosed("this upscaler is closed: make a new one")
-        return self._ctx
+        return Hooks(self._on_progress, self._on_log, owner=self)
 
     @property
     def factor(self) -> int:
@@ -72,13 +65,13 @@ class Upscaler:
 
     def upscale(self, image: Any) -> NDArray[np.uint8]:
         """An upscaled copy of a picture: H x W x 3 to (H factor) x (W factor) x 3."""
-        ctx, pixels = self._open, as_image(image, "image")
+        _, pixels = self._open, as_image(image, "image")
         if pixels is None or pixels.shape[2] != 3:
             raise BadRequest("image: a picture of H x W x 3 is needed")
 
         def work() -> NDArray[np.uint8]:
             keep: list[Any] = []
-            made = lib.upscale(ctx, image_to_c(pixels, keep), self.factor)
+            made = lib.upscale(self._open, image_to_c(pixels, keep), self.factor)
             if made.data == ffi.NULL:
                 raise _job.failure()
             try:
@@ -87,23 +80,6 @@ class Upscaler:
                 lib.sdsage_free(made.data)
 
         return _job.run(work, self._hooks(), self._device)
-
-    def close(self) -> None:
-        """Frees the model. Harmless when already closed."""
-
-        def free() -> None:
-            if self._ctx is not None:
-                lib.free_upscaler_ctx(self._ctx)
-                self._ctx = None
-
-        if self._ctx is not None:
-            _job.run(free, Hooks())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def convert(

@@ -250,7 +250,7 @@ def test_a_context_that_nobody_gets_is_freed(preset_files: Any, monkeypatch: pyt
             freed.append(ctx)
             _ffi.lib.free_sd_ctx(ctx)
 
-    monkeypatch.setattr("sdsage.context.lib", Lib())
+    monkeypatch.setattr("sdsage._handle.lib", Lib())
 
     def on_log(level: Any, line: str) -> None:
         if "running in FLOW mode" in line:

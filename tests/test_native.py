@@ -150,7 +150,7 @@ lib.sd_img_gen_params_init(img)
 img.prompt = a = ffi.new("char[]", b"x")
 img.width = img.height = 64
 img.init_image = sdsage._ffi.image_to_c(np.zeros((64, 64, 3), np.uint8), keep)   # the VAE has no encoder: ggml aborts
-lib.generate_image(ctx._ctx, img)
+lib.generate_image(ctx._native, img)
 """
 
 

@@ -2,7 +2,7 @@
 
 python tests/sage/record.py hash                      tree hash of native/sage_cuda
 python tests/sage/record.py write JUNIT.xml LIBRARY   benchmarks/results/gpu_check.json, if every test passed
-python tests/sage/record.py unverified "why, by whom" puts the line for the present tree into UNVERIFIED.md
+python tests/sage/record.py unverified "why"      puts the line for the present tree into UNVERIFIED.md
 """
 
 import hashlib
