@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sdsage._job import Device, Preview, Progress, Step, devices
+    from sdsage._job import Attention, Device, Preview, Progress, SageInfo, Step, devices, sage_info
     from sdsage.context import Adjustment, Context, Result, Timings
     from sdsage.enums import (
         CacheMode,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Prediction,
         PreviewMode,
         RngType,
+        SageKernel,
         SampleMethod,
         Scheduler,
         SdType,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         ModelError,
         NonFiniteError,
         OutputError,
+        SageUnavailable,
         SdsageError,
     )
     from sdsage.params import (
@@ -59,12 +61,12 @@ if TYPE_CHECKING:
 
 # Module of each public name.
 _WHERE = {
-    "_job": "Device Preview Progress Step devices",
+    "_job": "Attention Device Preview Progress SageInfo Step devices sage_info",
     "context": "Adjustment Context Result Timings",
-    "enums": "CacheMode HiresUpscaler LogLevel LoraApplyMode Prediction PreviewMode RngType SampleMethod Scheduler"
-    " SdType",
+    "enums": "CacheMode HiresUpscaler LogLevel LoraApplyMode Prediction PreviewMode RngType SageKernel SampleMethod"
+    " Scheduler SdType",
     "errors": "BadRequest Cancelled ContextClosed GenerationError MissingExtra ModelError NonFiniteError OutputError"
-    " SdsageError",
+    " SageUnavailable SdsageError",
     "params": "SdCacheParams SdCtxParams SdEmbedding SdGuidanceParams SdHiresParams SdImgGenParams SdLora SdPmParams"
     " SdSampleParams SdSlgParams SdTilingParams SdVidGenParams",
     "upscaler": "Upscaler convert",
@@ -73,6 +75,7 @@ _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names
 
 __all__ = [
     "Adjustment",
+    "Attention",
     "BadRequest",
     "CacheMode",
     "Cancelled",
@@ -93,6 +96,9 @@ __all__ = [
     "Progress",
     "Result",
     "RngType",
+    "SageInfo",
+    "SageKernel",
+    "SageUnavailable",
     "SampleMethod",
     "Scheduler",
     "SdCacheParams",
@@ -115,6 +121,7 @@ __all__ = [
     "build_info",
     "convert",
     "devices",
+    "sage_info",
 ]
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdsage._ffi import ffi, images_from_c, lib, text
-from sdsage.enums import LogLevel, PreviewMode
-from sdsage.errors import BadRequest, Cancelled, GenerationError, NonFiniteError, SdsageError
+from sdsage.enums import LogLevel, PreviewMode, SageKernel
+from sdsage.errors import BadRequest, Cancelled, GenerationError, NonFiniteError, SageUnavailable, SdsageError
 
 T = TypeVar("T")
 log = logging.getLogger("sdsage")
@@ -61,6 +61,23 @@ class Step:
 
     seconds: float
     expert: str | None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How often one kernel computed attention in one part of a model.
+
+    Attributes:
+        module: "diffusion", or with two experts "low-noise" and "high-noise"; "text encoder", "picture encoder", "VAE".
+        kernel: "fp16", "fp8" or "fp8++" of SageAttention, "flash" or "ordinary".
+        calls: attention nodes of the graphs that were executed.
+        why: why SageAttention was not used although it was asked for; "" otherwise.
+    """
+
+    module: str
+    kernel: str
+    calls: int
+    why: str
 
 
 OnProgress = Callable[[Progress], None]
@@ -174,6 +191,20 @@ class _Outcome:
     error: BaseException | None = None
 
 
+_MODULES = {"encode_text": "text encoder", "encode_image": "picture encoder", "decode": "VAE"}
+
+
+def attention() -> tuple[Attention, ...]:
+    """What computed attention in the last job of this thread."""
+    found = []
+    entry = ffi.new("sdsage_attention_t *")
+    for i in range(lib.sdsage_attention_count()):
+        lib.sdsage_get_attention(i, entry)
+        module = _MODULES.get(STAGES[entry.stage]) or EXPERTS[entry.expert] or "diffusion"
+        found.append(Attention(module, text(entry.kernel), entry.calls, text(entry.why)))
+    return tuple(found)
+
+
 def failure() -> SdsageError:
     """The last job of this thread as an exception."""
     status, message = lib.sdsage_last_status(), text(lib.sdsage_last_error())
@@ -181,6 +212,8 @@ def failure() -> SdsageError:
         return Cancelled("the job was cancelled")
     if status == lib.SDSAGE_NON_FINITE:
         return NonFiniteError(message, lib.sdsage_last_step(), EXPERTS[lib.sdsage_last_expert()])
+    if status == lib.SDSAGE_SAGE_UNAVAILABLE:
+        return SageUnavailable(message)
     if status == lib.SDSAGE_BAD_REQUEST:
         return BadRequest(message)
     return GenerationError(message)
@@ -312,3 +345,60 @@ def devices() -> list[Device]:
         lib.sdsage_get_device(i, d)
         found.append(Device(text(d.name), text(d.kind), text(d.description), d.memory_free, d.memory_total))
     return found
+
+
+@dataclass(frozen=True)
+class SageInfo:
+    """Whether SageAttention can run on a device, and which kernel would.
+
+    Attributes:
+        device: name and card: "cuda:0 (NVIDIA H200)".
+        kernel: "fp16", "fp8" or "fp8++"; "" when not supported.
+        emulated: this GPU emulates the kernel's FP8 instructions.
+        reason: why it can't run; "" when supported.
+        why_not_better: why no better kernel runs, or which other is faster; "" if none.
+        compute_capability: "9.0"; "" without a CUDA device.
+        architectures: that this build has kernels for: "80", "90a", ...
+        toolkit: CUDA version of the kernels: "13.0"; "" without CUDA.
+    """
+
+    supported: bool
+    device: str
+    kernel: str
+    emulated: bool
+    reason: str
+    why_not_better: str
+    compute_capability: str
+    architectures: tuple[str, ...]
+    toolkit: str
+
+
+def sage_info(kernel: SageKernel | str = SageKernel.AUTO, device: str | None = None) -> SageInfo:
+    """Asks the kernels' own chooser about a device (None: the one that a context would get); loads no model.
+
+    Raises:
+        BadRequest: no kernel or device is called so.
+    """
+    chosen = SageKernel.parse(kernel)
+    select_device(device)
+    c = ffi.new("sdsage_sage_t *")
+    lib.sdsage_get_sage(chosen, c)
+    cc, toolkit = c.compute_capability, c.toolkit
+    return SageInfo(
+        supported=bool(c.supported),
+        device=text(c.device),
+        kernel=text(c.kernel),
+        emulated=bool(c.emulated),
+        reason=text(c.reason),
+        why_not_better=text(c.why_not_better),
+        compute_capability=f"{cc // 10}.{cc % 10}" if cc else "",
+        architectures=tuple(text(c.architectures).split()),
+        toolkit=f"{toolkit // 1000}.{toolkit % 1000 // 10}" if toolkit else "",
+    )
+
+
+def check_sage(kernel: SageKernel | str, device: str | None) -> None:
+    """Raises SageUnavailable where `kernel` can't run on `device`."""
+    info = sage_info(kernel, device)
+    if not info.supported:
+        raise SageUnavailable(info.reason)

@@ -14,7 +14,7 @@ from sdsage._bounds import MAX_THREADS
 from sdsage._ffi import ffi, images_from_c, latents_from_c, latents_to_c, lib, text
 from sdsage._files import check_context_files, check_model_file
 from sdsage._handle import Handle
-from sdsage._job import Hooks, OnLog, OnPreview, OnProgress, Preview, Step
+from sdsage._job import Attention, Hooks, OnLog, OnPreview, OnProgress, Preview, Step
 from sdsage._limits import check_image_job, check_video_job
 from sdsage.enums import SampleMethod, Scheduler, weight_types
 from sdsage.errors import BadRequest, ContextClosed, GenerationError, ModelError
@@ -67,6 +67,7 @@ class Result:
         seeds: the seed of every picture; one for a video.
         timings: seconds by stage; `load` is that of the context.
         adjusted: what was not made as asked, one sentence each.
+        attention: which kernels computed attention in which part of the model, how often, and why not SageAttention.
         latents: with keep_latents, one float32 array per picture (1 x C x H x W) or one per video (1 x C x T x H x W).
     """
 
@@ -74,6 +75,7 @@ class Result:
     seeds: tuple[int, ...]
     timings: Timings
     adjusted: tuple[str, ...]
+    attention: tuple[Attention, ...]
     latents: tuple[NDArray[np.float32], ...] = ()
 
 
@@ -90,6 +92,7 @@ class Context(Handle):
         on_progress, on_log: heard while loading and, unless a job brings its own, in every job.
 
     Raises:
+        SageUnavailable: `sage_attn` is set and SageAttention can't run on the device; no file has been opened.
         ModelError: a file is missing, damaged, or not what its slot needs.
         GenerationError: the engine could not load the model, for want of memory say.
     """
@@ -104,6 +107,8 @@ class Context(Handle):
         on_log: OnLog | None = None,
     ) -> None:
         self._allow_pickle = allow_pickle
+        if params.sage_attn:
+            _job.check_sage(params.sage_kernel, device)
         check_context_files(params, allow_pickle)
         hooks = Hooks(on_progress, on_log)
         if params.n_threads > MAX_THREADS:
@@ -119,7 +124,7 @@ class Context(Handle):
             ctx = lib.new_sd_ctx(c_params)
             if ctx == ffi.NULL:
                 error = _job.failure()
-                raise ModelError(str(error)) if isinstance(error, BadRequest) else error
+                raise ModelError(str(error)) if type(error) is BadRequest else error
             return ctx
 
         # A reused context must not free its weights after the first job: the engine would read freed memory.
@@ -291,16 +296,16 @@ class Context(Handle):
         self._begin_use()
         begun = time.monotonic()
 
-        def work() -> tuple[NDArray[np.uint8], tuple[NDArray[np.float32], ...]]:
+        def work() -> tuple[NDArray[np.uint8], tuple[Attention, ...], tuple[NDArray[np.float32], ...]]:
             keep: list[Any] = []
             c_params = params.to_c(keep)
             c_params.seed = seeds[0]
             self._resolve_sampler(c_params)
             lib.sdsage_keep_latents(keep_latents)
             frames = _take_images(*call(c_params))
-            return frames, _take_latents() if keep_latents else ()
+            return frames, _job.attention(), _take_latents() if keep_latents else ()
 
-        frames, latents = _job.run(work, self._hooks(hooks), self._device)
+        frames, attention, latents = _job.run(work, self._hooks(hooks), self._device)
         s = hooks.seconds
         timings = Timings(
             load=self._load_seconds,
@@ -311,7 +316,7 @@ class Context(Handle):
             total=time.monotonic() - begun,
             steps=tuple(hooks.steps),
         )
-        return Result(frames, seeds, timings, tuple(adjusted), latents)
+        return Result(frames, seeds, timings, tuple(adjusted), attention, latents)
 
     def _without_effect(self, params: SdVidGenParams, takes_pictures: bool) -> list[str]:
         """What was given and can't do anything with this model, one sentence each."""

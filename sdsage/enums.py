@@ -148,6 +148,16 @@ def weight_types() -> list[str]:
     return [t.engine_name for t in SdType if t.is_weight_type and t.engine_name]
 
 
+class SageKernel(CEnum):
+    """Kernels of SageAttention: INT8 Q K^T with P V in FP16, FP8, or FP8 with FP16 accumulation."""
+
+    AUTO = 0, "auto"
+    FP16 = 1, "fp16"
+    FP8 = 2, "fp8"
+    FP8PP = 3, "fp8++"
+    COUNT = 4
+
+
 class LogLevel(CEnum):
     DEBUG = 0, "debug"
     INFO = 1, "info"
@@ -206,7 +216,9 @@ C_ENUMS: dict[str, type[CEnum]] = {
     "lora_apply_mode_t": LoraApplyMode,
     "sd_cache_mode_t": CacheMode,
     "sd_hires_upscaler_t": HiresUpscaler,
+    "sd_sage_kernel_t": SageKernel,
 }
+
 
 _C_NAMES: dict[str, str] = {
     "RngType": "{}_RNG",
@@ -219,6 +231,7 @@ _C_NAMES: dict[str, str] = {
     "LoraApplyMode": "LORA_APPLY_{}",
     "CacheMode": "SD_CACHE_{}",
     "HiresUpscaler": "SD_HIRES_UPSCALER_{}",
+    "SageKernel": "SD_SAGE_KERNEL_{}",
 }
 
 _C_COUNTS: dict[str, str] = {
@@ -230,4 +243,5 @@ _C_COUNTS: dict[str, str] = {
     "PreviewMode": "PREVIEW_COUNT",
     "LoraApplyMode": "LORA_APPLY_MODE_COUNT",
     "HiresUpscaler": "SD_HIRES_UPSCALER_COUNT",
+    "SageKernel": "SD_SAGE_KERNEL_COUNT",
 }

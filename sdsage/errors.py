@@ -27,6 +27,10 @@ class MissingExtra(SdsageError, ImportError):
     exit_code = 2
 
 
+class SageUnavailable(BadRequest):
+    """`sage_attn` was set and SageAttention can't run on this device or in this build; the message says why."""
+
+
 class GenerationError(SdsageError, RuntimeError):
     """The engine failed at run time; the message holds its last errors."""
 

@@ -16,6 +16,7 @@ from sdsage.enums import (
     LoraApplyMode,
     Prediction,
     RngType,
+    SageKernel,
     SampleMethod,
     Scheduler,
     SdType,
@@ -103,6 +104,8 @@ class SdCtxParams(Struct):
     chroma_t5_mask_pad: int
     qwen_image_zero_cond_t: bool
     max_vram: float
+    sage_attn: bool
+    sage_kernel: SageKernel
 
 
 class SdSlgParams(Struct):

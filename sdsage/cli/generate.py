@@ -27,6 +27,7 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     """Runs a generation from typer's values to the printed file names."""
     settings = merge(verb, raw)
     check_mode(settings, verb.replace("-", "_"))
+    check_sage(settings)
     resolved = resolve(settings)
     output = None if settings["print_params"] else plan(settings)
     settings.problems.stop_if_any()
@@ -51,6 +52,15 @@ def check_mode(settings: Settings, expected: str) -> None:
     verbs = {"vid_gen": "vid-gen", "img_gen": "img-gen", "convert": "convert", "upscale": "upscale"}
     advice = f"run 'sdsage {verbs[mode]}'" if mode in verbs else f"it takes one of {', '.join(verbs)}"
     settings.problems.add(f"--mode {mode} is not the mode of {settings.verb}: {advice}")
+
+
+def check_sage(settings: Settings) -> None:
+    """--sage-attn where it can't work ends the command before any model file is looked at."""
+    if settings["sage_attn"] and not settings["print_params"]:
+        from sdsage import _job
+
+        settings.problems.stop_if_any()
+        _job.check_sage(settings["sage_kernel"], settings["device"])
 
 
 def plan(settings: Settings) -> "Output | None":
@@ -142,7 +152,7 @@ def write(job: Job, result: "Result", output: "Output", reporter: Reporter, upsc
             frames = upscaled(frames, upscaler, job.settings["upscale_repeats"])
         seconds = time.monotonic() - began
     stored = frames.shape[2], frames.shape[1]
-    run = Run(job, size, stored, len(frames), result.seeds, result.timings, result.adjusted)
+    run = Run(job, size, stored, len(frames), result.seeds, result.timings, result.adjusted, result.attention)
     began = time.monotonic()
     with reporter.stage("encode"):
         info = None if job.settings["disable_image_metadata"] else metadata(run)

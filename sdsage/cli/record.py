@@ -1,7 +1,7 @@
 """What is written down about a run: the metadata inside the files, and the summary."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from .option import IMG, Kind
 from .options import of_verb
 
 if TYPE_CHECKING:
-    from sdsage import Timings
+    from sdsage import Attention, Timings
     from sdsage.media import Metadata
 
 FORMAT = 1  # of the JSON object in the files
@@ -24,6 +24,7 @@ class Run:
         size: width and height in px as generated, before --upscale-model.
         stored: width and height in px as written.
         adjusted: one sentence for each size or frame count that the model could not take.
+        attention: which kernels computed it, how often.
         encode: seconds that writing the files took; `upscale` those of --upscale-model.
     """
 
@@ -34,6 +35,7 @@ class Run:
     seeds: tuple[int, ...]
     timings: "Timings"
     adjusted: tuple[str, ...]
+    attention: "tuple[Attention, ...]"
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
     upscale: float = 0.0
@@ -87,6 +89,7 @@ def _data(run: Run, seed: int) -> dict[str, Any]:
             for lora in run.job.loras
         ],
         "adjusted": list(run.adjusted),
+        "attention": [asdict(a) for a in run.attention],
     }
     if settings.verb != IMG:
         data |= {"frames": run.frames, "fps": settings["fps"]}
@@ -147,6 +150,7 @@ def summary(run: Run) -> dict[str, Any]:
         "steps": len(t.steps),
         "seconds": {name: None if value is None else round(value, 3) for name, value in seconds.items()},
         "adjusted": list(run.adjusted),
+        "attention": [asdict(a) for a in run.attention],
         "notes": list(run.notes),
         "options": recorded_options(run.job) | {"seed": run.job.seed},
     }
@@ -164,6 +168,18 @@ _ROWS = (
 )
 
 
+_DIFFUSION = ("diffusion", "low-noise", "high-noise")
+
+
+def attention_lines(entries: list[dict[str, Any]]) -> list[str]:
+    """The kernels of the diffusion models, one line each; the other parts stand in --json."""
+    return [
+        f"{e['module']}: {e['kernel']}, {e['calls']} calls" + (f" ({e['why']})" if e["why"] else "")
+        for e in entries
+        if e["module"] in _DIFFUSION
+    ]
+
+
 def summary_lines(values: dict[str, Any]) -> list[str]:
     """The summary for people, one line each; stages that did not run are left out."""
     rows = [(title, f"{values['seconds'][key]:.2f} s") for key, title in _ROWS if values["seconds"][key]]
@@ -176,6 +192,7 @@ def summary_lines(values: dict[str, Any]) -> list[str]:
     rows.append(("file", f"{name} ({what})"))
     seeds = values["seeds"]
     rows.append(("seed", str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} ... {seeds[-1]}"))
+    rows += [("attention", sentence) for sentence in attention_lines(values["attention"])]
     rows += [("changed", sentence) for sentence in values["adjusted"]]
     rows += [("note", sentence) for sentence in values["notes"]]
     width = max(len(title) for title, _ in rows)

@@ -30,11 +30,15 @@ struct StageScope {
 
 // Ends the job with a reason; the pipeline then unwinds by its own empty results.
 void fail(const std::string & why);
-void reject(const std::string & why);  // the same for something that the caller gave
+void reject(const std::string & why);            // the same for something that the caller gave
+void sage_unavailable(const std::string & why);  // the same for SageAttention where it can't run
 bool failed();
 bool cancelled();
 
 void note_log(int level, const char * text);
+
+// One attention was computed in the stage that is running: by which kernel, and why not by SageAttention if that was wanted.
+void note_attention(const char * kernel, const char * why);
 
 // Called around every evaluation of the diffusion model. False stops the job (cancelled, or a value is not finite).
 bool step_begin(int step, bool finite);

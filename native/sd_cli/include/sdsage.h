@@ -22,11 +22,12 @@ extern "C" {
 /* Why the last job of this thread ended. */
 enum sdsage_status_t {
     SDSAGE_OK,
-    SDSAGE_FAILED,     /* the engine gave up; the text holds its last errors */
-    SDSAGE_CANCELLED,  /* sdsage_cancel was called */
-    SDSAGE_NON_FINITE, /* latents became NaN or Inf: sdsage_last_step, sdsage_last_expert */
-    SDSAGE_EXCEPTION,  /* a C++ exception, out of memory among them */
-    SDSAGE_BAD_REQUEST /* an argument is not usable */
+    SDSAGE_FAILED,          /* the engine gave up; the text holds its last errors */
+    SDSAGE_CANCELLED,       /* sdsage_cancel was called */
+    SDSAGE_NON_FINITE,      /* latents became NaN or Inf: sdsage_last_step, sdsage_last_expert */
+    SDSAGE_EXCEPTION,       /* a C++ exception, out of memory among them */
+    SDSAGE_BAD_REQUEST,     /* an argument is not usable */
+    SDSAGE_SAGE_UNAVAILABLE /* sage_attn was set and SageAttention can't run on this device or in this build */
 };
 
 enum sdsage_stage_t {
@@ -94,6 +95,34 @@ SD_API int sdsage_device_count(void);
 SD_API bool sdsage_get_device(int index, sdsage_device_t * device);
 /* Device of the contexts and upscalers that this thread makes from now on; NULL: upstream's choice. False: no such device. */
 SD_API bool sdsage_set_device(const char * name);
+
+/* SageAttention on the device that a context of this thread would get. Strings are static until the next call on this thread. */
+typedef struct {
+    bool supported;
+    bool emulated;               /* the kernel's FP8 instructions are emulated on this GPU */
+    const char * device;         /* "cuda:0 (NVIDIA H200)" */
+    const char * kernel;         /* the one that would run: "fp16", "fp8", "fp8++" */
+    const char * reason;         /* why it can't run; "" when supported */
+    const char * why_not_better; /* why no better kernel, or which other is faster; "" if none */
+    const char * architectures;  /* that this build has kernels for: "80 86 89 90a"; "" without CUDA */
+    int compute_capability;      /* 90 for 9.0; 0 without a CUDA device */
+    int toolkit;                 /* 13000 for CUDA 13.0; 0 without CUDA */
+} sdsage_sage_t;
+
+SD_API void sdsage_get_sage(enum sd_sage_kernel_t kernel, sdsage_sage_t * sage);
+
+/* What computed attention in this thread's last job: one entry per stage, expert, kernel and reason. Strings are static until
+ * its next job. */
+typedef struct {
+    enum sdsage_stage_t stage;
+    enum sdsage_expert_t expert;
+    const char * kernel; /* "fp16", "fp8", "fp8++" of SageAttention; "flash"; "ordinary" */
+    const char * why;    /* why SageAttention was not used although it was asked for; "" */
+    int64_t calls;
+} sdsage_attention_t;
+
+SD_API int sdsage_attention_count(void);
+SD_API bool sdsage_get_attention(int index, sdsage_attention_t * attention);
 
 /* The structs as one JSON object; img or vid may be NULL. */
 SD_API char * sdsage_params_json(const sd_ctx_params_t * ctx, const sd_img_gen_params_t * img, const sd_vid_gen_params_t * vid);

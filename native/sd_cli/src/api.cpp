@@ -8,6 +8,7 @@
 #include <malloc.h>
 #endif
 
+#include "attention.h"
 #include "ggml.h"
 #include "job.h"
 #include "sdsage_build_info.h"
@@ -161,6 +162,18 @@ bool sdsage_has_two_experts(const sd_ctx_t * ctx) { return has_two_experts(ctx);
 bool sdsage_can_encode(const sd_ctx_t * ctx) { return can_encode(ctx); }
 bool sdsage_needs_encoder(const sd_ctx_t * ctx) { return needs_encoder(ctx); }
 int sdsage_size_multiple(const sd_ctx_t * ctx) { return size_multiple(ctx); }
+
+int sdsage_attention_count(void) { return static_cast<int>(last_outcome().attention.size()); }
+
+bool sdsage_get_attention(int index, sdsage_attention_t * attention) {
+    const auto & all = last_outcome().attention;
+    if (index < 0 || index >= static_cast<int>(all.size()) || attention == nullptr) {
+        return false;
+    }
+    const AttentionCount & a = all[static_cast<size_t>(index)];
+    *attention = { static_cast<sdsage_stage_t>(a.stage), static_cast<sdsage_expert_t>(a.expert), a.kernel.c_str(), a.why.c_str(), a.calls };
+    return true;
+}
 
 void sdsage_keep_latents(bool keep) { keep_latents() = keep; }
 

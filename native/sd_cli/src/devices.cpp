@@ -4,13 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "attention.h"
 #include "ggml-backend.h"
 #include "ggml_extend_backend.hpp"
 #include "sdsage.h"
 
-namespace {
-
-std::string user_name(ggml_backend_dev_t dev) {
+std::string sdsage::device_name(ggml_backend_dev_t dev) {
     std::string name = ggml_backend_dev_name(dev);
     for (char & c : name) {
         c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -18,6 +17,8 @@ std::string user_name(ggml_backend_dev_t dev) {
     const size_t digits = name.find_last_not_of("0123456789") + 1;
     return digits < name.size() ? name.substr(0, digits) + ":" + name.substr(digits) : name;
 }
+
+namespace {
 
 struct Known {
     ggml_backend_dev_t dev;
@@ -30,7 +31,7 @@ const std::vector<Known> & known_devices() {
         std::vector<Known> found;
         for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
             ggml_backend_dev_t dev = ggml_backend_dev_get(i);
-            found.push_back({ dev, user_name(dev) });
+            found.push_back({ dev, sdsage::device_name(dev) });
         }
         return found;
     }();
@@ -40,6 +41,18 @@ const std::vector<Known> & known_devices() {
 ggml_backend_dev_t & requested() {
     static thread_local ggml_backend_dev_t dev = nullptr;
     return dev;
+}
+
+// Where a context of this thread goes: the choice of sdsage_set_device, else upstream's.
+ggml_backend_dev_t chosen_device() {
+    known_devices();
+    for (ggml_backend_dev_t dev :
+         { requested(), ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU), ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU) }) {
+        if (dev != nullptr) {
+            return dev;
+        }
+    }
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
 }
 
 const char * kind_name(ggml_backend_dev_t dev) {
@@ -86,6 +99,21 @@ bool sdsage_set_device(const char * name) {
         }
     }
     return false;
+}
+
+void sdsage_get_sage(enum sd_sage_kernel_t kernel, sdsage_sage_t * sage) {
+    static thread_local sdsage::SageInfo info;
+    info           = sdsage::sage_info(chosen_device(), static_cast<sage_kernel>(kernel));
+    const auto & c = info.choice;
+    *sage          = { info.why.empty(),
+                       c.emulated != 0,
+                       info.name.c_str(),
+              info.why.empty() ? sdsage::sage_kernel_text(c.kernel) : "",
+                       info.why.c_str(),
+              c.why_not_better ? c.why_not_better : "",
+              info.device.architectures ? info.device.architectures : "",
+                       info.device.compute_capability,
+                       info.device.toolkit };
 }
 
 }  // extern "C"

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "util.h"
+
 namespace sdsage {
 namespace {
 
@@ -30,6 +32,7 @@ struct State {
     Expert bad_expert      = Expert::only;
     bool keep              = false;
     std::vector<Latents> latents;
+    std::vector<AttentionCount> attention;
     std::mutex error_lock;
     std::vector<std::string> errors;
 };
@@ -53,12 +56,23 @@ const char * expert_name(Expert e) {
     return e == Expert::high_noise ? "the high-noise expert" : e == Expert::low_noise ? "the low-noise expert" : "the model";
 }
 
+// "fp8 240, flash 2 (its mask is not one number per key)"
+std::string attention_text(const StageState & s) {
+    std::string text;
+    for (const AttentionCount & a : current->attention) {
+        if (a.stage == s.stage && a.expert == s.expert) {
+            text += (text.empty() ? "" : ", ") + a.kernel + " " + std::to_string(a.calls) + (a.why.empty() ? "" : " (" + a.why + ")");
+        }
+    }
+    return text;
+}
+
 void stop_non_finite(StageState & s, int step) {
     current->status     = SDSAGE_NON_FINITE;
     current->bad_step   = current->steps_before + step;
     current->bad_expert = s.expert;
     fail("latents are not finite after step " + std::to_string(current->bad_step) + " in " + expert_name(s.expert) +
-         "; a weight type with more range, another attention or a lower cfg-scale may help");
+         " (attention: " + attention_text(s) + "); a weight type with more range, another attention or a lower cfg-scale may help");
 }
 
 // A step is over when the next one begins or the stage ends: samplers of higher order evaluate a step more than once.
@@ -109,6 +123,7 @@ Job::~Job() {
     o.step      = current->bad_step;
     o.expert    = to_c(current->bad_expert);
     o.latents   = std::move(current->latents);
+    o.attention = std::move(current->attention);
     delete current;
     current        = nullptr;
     keep_latents() = false;
@@ -161,6 +176,7 @@ void stage_end(Stage) {
     close_step(s);
     if (s.stage == Stage::sample) {
         current->steps_before += s.steps;
+        LOG_INFO("attention in %s: %s", expert_name(s.expert), attention_text(s).c_str());
     }
     send(SDSAGE_EVENT_END, s, 0, since(s.begun));
     current->stages.pop_back();
@@ -206,6 +222,11 @@ void reject(const std::string & why) {
     fail(why);
 }
 
+void sage_unavailable(const std::string & why) {
+    current->status = SDSAGE_SAGE_UNAVAILABLE;
+    fail(why);
+}
+
 bool cancelled() { return current != nullptr && current->cancel; }
 
 bool failed() { return current->failed; }
@@ -227,6 +248,20 @@ void note_log(int level, const char * text) {
         std::lock_guard<std::mutex> lock(current->error_lock);
         current->errors.push_back(line);
     }
+}
+
+void note_attention(const char * kernel, const char * why) {
+    if (current == nullptr || current->stages.empty()) {
+        return;
+    }
+    const StageState & s = current->stages.back();
+    for (AttentionCount & a : current->attention) {
+        if (a.stage == s.stage && a.expert == s.expert && a.kernel == kernel && a.why == why) {
+            a.calls++;
+            return;
+        }
+    }
+    current->attention.push_back({ s.stage, s.expert, kernel, why, 1 });
 }
 
 bool wants_latents() { return current->keep; }

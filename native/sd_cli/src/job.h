@@ -17,6 +17,15 @@ struct Latents {
     std::vector<int64_t> shape;
 };
 
+// How often a kernel computed attention in a stage.
+struct AttentionCount {
+    Stage stage;
+    Expert expert;
+    std::string kernel;
+    std::string why;
+    int64_t calls;
+};
+
 // Outcome of the last job of a thread.
 struct Outcome {
     sdsage_status_t status = SDSAGE_OK;
@@ -24,6 +33,7 @@ struct Outcome {
     int step               = 0;
     sdsage_expert_t expert = SDSAGE_EXPERT_ONLY;
     std::vector<Latents> latents;
+    std::vector<AttentionCount> attention;
 };
 
 Outcome & last_outcome();  // of this thread

@@ -1,0 +1,32 @@
+// Included by stable-diffusion.cpp, where the diffusion models are known.
+#pragma once
+
+#include <memory>
+
+namespace sdsage {
+
+// Gives a diffusion model's runner the setting itself: the models' own setter takes a bool.
+inline void set_attention(const std::shared_ptr<DiffusionModel> & model, int setting) {
+    const auto set = [&](auto & runner) { runner.set_flash_attention_enabled(setting); };
+    if (auto m = std::dynamic_pointer_cast<UNetModel>(model)) {
+        set(m->unet);
+    } else if (auto m = std::dynamic_pointer_cast<MMDiTModel>(model)) {
+        set(m->mmdit);
+    } else if (auto m = std::dynamic_pointer_cast<FluxModel>(model)) {
+        set(m->flux);
+    } else if (auto m = std::dynamic_pointer_cast<AnimaModel>(model)) {
+        set(m->anima);
+    } else if (auto m = std::dynamic_pointer_cast<WanModel>(model)) {
+        set(m->wan);
+    } else if (auto m = std::dynamic_pointer_cast<QwenImageModel>(model)) {
+        set(m->qwen_image);
+    } else if (auto m = std::dynamic_pointer_cast<ZImageModel>(model)) {
+        set(m->z_image);
+    } else if (auto m = std::dynamic_pointer_cast<ErnieImageModel>(model)) {
+        set(m->ernie_image);
+    } else if (model) {
+        throw std::logic_error("this diffusion model has no attention setting: " + model->get_desc());
+    }
+}
+
+}  // namespace sdsage
