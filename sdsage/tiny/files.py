@@ -82,7 +82,7 @@ FILES = {
         ModelFile("wan-i2v-low.gguf", "wan", lambda: wan(36, 16), seed=2),
         ModelFile("wan-i2v-high.gguf", "wan", lambda: wan(36, 16), seed=3),
         ModelFile("wan-ti2v.gguf", "wan", lambda: wan(48, 48), seed=4),
-        ModelFile("umt5.gguf", "t5encoder", umt5),
+        ModelFile("umt5.gguf", "t5encoder", lambda: umt5()),
         ModelFile("wan21-vae.safetensors", "", lambda: wan_vae(WAN21), seed=8),
         ModelFile("wan22-vae.safetensors", "", lambda: wan_vae(WAN22), seed=1),
         ModelFile("flux.gguf", "flux", flux),

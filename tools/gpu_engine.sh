@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The CUDA engine on this machine's GPU: builds it, then runs its tests.
+#
+#   tools/gpu_engine.sh [--build DIR] [--wheels DIR] [--sanitizer] [--no-tests] [-- PYTEST OPTIONS]
+#
+# cffi comes from the wheels of DIR (default .whl) where Python lacks it; SDSAGE_UPSTREAM_SDIST names the engine's source
+# where there is no network. Logs go to build/gpu-engine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+build=build/gpu-engine wheels=.whl sanitizer=no tests=yes pytest_options=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --build) build=$2; shift 2 ;;
+        --wheels) wheels=$2; shift 2 ;;
+        --sanitizer) sanitizer=yes; shift ;;
+        --no-tests) tests=no; shift ;;
+        --) shift; pytest_options=("$@"); break ;;
+        *) sed -n '2,7p' "$0" >&2; exit 2 ;;
+    esac
+done
+python=${PYTHON:-python3}
+mkdir -p "$build"
+
+if ! "$python" -c "import cffi" 2> /dev/null; then
+    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$PWD/$build/site" "$wheels"/*.whl
+    export PYTHONPATH="$PWD/$build/site${PYTHONPATH:+:$PYTHONPATH}"
+fi
+
+if [ ! -f "$build/lib/libsdsage.so" ]; then
+    start=$SECONDS
+    # with CUDA graphs, which a variable turns off at run time: both ways are tested
+    cmake -S . -B "$build/cmake" -G Ninja -DSD_CUDA=ON -DSD_USE_UPSTREAM_GGML=OFF -DSDSAGE_TESTS=ON -DSD_WEBP=OFF -DSD_WEBM=OFF \
+        -DGGML_CUDA_GRAPHS=ON > "$build/configure.log" 2>&1 || { tail -40 "$build/configure.log" >&2; exit 1; }
+    cmake --build "$build/cmake" --target sdsage sd-cli probe_attention > "$build/build.log" 2>&1 || { grep -E "error|FAILED" -A8 "$build/build.log" | head -60 >&2; exit 1; }
+    mkdir -p "$build/lib/bin"
+    cp "$build"/cmake/bin/libsdsage.so "$build"/cmake/bin/sd-cli "$build"/cmake/native/sd_cli/generated/cdef.h "$build/lib/"
+    cp "$build"/cmake/bin/probe_attention "$build/lib/bin/"
+    strip "$build"/lib/libsdsage.so "$build"/lib/sd-cli "$build"/lib/bin/probe_attention
+    echo "engine built in $((SECONDS - start)) s"
+fi
+export SDSAGE_LIB_DIR="$PWD/$build/lib" SDSAGE_BUILD_DIR="$PWD/$build/lib" SDSAGE_CACHE_DIR="$PWD/$build/cache" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+[ $tests = yes ] || exit 0
+
+status=0
+"$python" -m pytest -q -p no:cacheprovider -m gpu tests/test_gpu_engine.py --durations=5 ${pytest_options[@]+"${pytest_options[@]}"} 2>&1 |
+    tee "$build/engine.log" || status=1
+SDSAGE_PROBE_DEVICE=cuda:0 "$python" -m pytest -q -p no:cacheprovider tests/test_attention.py 2>&1 | tee "$build/probe.log" || status=1
+if [ $sanitizer = yes ]; then
+    echo "compute-sanitizer memcheck"
+    compute-sanitizer --tool memcheck --error-exitcode 9 "$build/lib/sd-cli" -M vid_gen $("$python" tests/tiny_options.py) \
+        -p "a lovely cat" --steps 1 --high-noise-steps 1 --cfg-scale 1 --high-noise-cfg-scale 1 --sage-attn -W 64 -H 64 \
+        --video-frames 5 -o "$build/memcheck_%03d.png" 2>&1 | tail -4 || status=1
+fi
+exit $status
