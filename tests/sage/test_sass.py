@@ -28,17 +28,10 @@ KERNELS = {
     for d in (64, 128)
     for bias in (0, 1)
 }
-# Matrix instructions of the FP8 kernels. Before 89 they are empty on purpose: the chooser never takes them there. Where
-# FP8 mma.sync is emulated it is FP16's instruction.
-EMULATED, NATIVE = {"IMMA", "HMMA"}, {"IMMA", "QMMA"}
-OF_FP8: dict[str, set[str]] = {
-    "80": set(),
-    "86": set(),
-    "89": NATIVE,
-    "90a": EMULATED,
-    "100a": EMULATED,
-    "120a": NATIVE,
-}
+# Matrix instructions of the FP8 kernels. Before 89 there is no FP8: P V is left out, and the chooser never takes them.
+# Where FP8 mma.sync is emulated it is FP16's instruction.
+NONE, EMULATED, NATIVE = {"IMMA"}, {"IMMA", "HMMA"}, {"IMMA", "QMMA"}
+OF_FP8 = {"80": NONE, "86": NONE, "89": NATIVE, "90a": EMULATED, "100a": EMULATED, "120a": NATIVE}
 # Kernels whose main loop touches local memory today.
 SPILLED = {
     "89": {
