@@ -123,8 +123,9 @@ def test_wheels_become_a_toolkit(tmp_path: Path) -> None:
     joined = tmp_path / "joined"
     assert answer("--into", joined, site=tmp_path / "site") == str(joined / "bin" / "nvcc")
     assert not (joined / "bin").is_symlink()  # nvcc would look beside the folder it really lies in
-    for name in ("bin/nvcc", "bin/nvcc.profile", "bin/crt", "include", "nvvm"):
+    for name in ("bin/nvcc", "bin/nvcc.profile", "bin/crt", "nvvm"):
         assert (joined / name).readlink() == wheels / name
+    assert (joined / "include" / "cuda.h").read_text() == CUDA_H
     names = {"libcudart.so", "libcudart.so.13", "libcudart_static.a", "libcublas.so", "libcublas.so.13"}
     assert {f.name for f in (joined / "lib64").iterdir()} == names | {"stubs"}
     assert (joined / "lib64" / "libcublas.so").resolve() == wheels / "lib" / "libcublas.so.13"
@@ -144,23 +145,44 @@ def test_the_driver_stub_has_what_the_header_declares(tmp_path: Path) -> None:
     assert "[libcuda.so.1]" in needed
 
 
-def test_joined_again_nothing_looks_new(tmp_path: Path) -> None:
-    def times() -> dict[str, int]:
-        return {str(f): f.lstat().st_mtime_ns for f in (tmp_path / "joined").rglob("*")}
+def times(folder: Path) -> dict[str, int]:
+    return {str(f.relative_to(folder)): f.lstat().st_mtime_ns for f in folder.rglob("*")}
 
+
+def test_joined_again_nothing_looks_new(tmp_path: Path) -> None:
     make_wheels(tmp_path / "site")
     answer("--into", tmp_path / "joined", site=tmp_path / "site")
-    first = times()
+    first = times(tmp_path / "joined")
     answer("--into", tmp_path / "joined", site=tmp_path / "site")
-    assert times() == first
+    assert times(tmp_path / "joined") == first
+
+
+def test_the_same_wheels_unpacked_anew_compile_nothing(tmp_path: Path) -> None:
+    """What an isolated build does each time: another folder, later file times."""
+    make_wheels(tmp_path / "one")
+    answer("--into", tmp_path / "joined", site=tmp_path / "one")
+    first = times(tmp_path / "joined" / "include")
+    (tmp_path / "one").rename(tmp_path / "gone")
+    wheels = make_wheels(tmp_path / "two")
+    for header in (wheels / "include").iterdir():
+        os.utime(header, (2e9, 2e9))
+    answer("--into", tmp_path / "joined", site=tmp_path / "two")
+    assert times(tmp_path / "joined" / "include") == first
+    assert (tmp_path / "joined" / "bin" / "nvcc").resolve() == wheels / "bin" / "nvcc"
 
 
 def test_other_wheels_take_the_place_of_the_first(tmp_path: Path) -> None:
-    for place in ("one", "two"):
-        wheels = make_wheels(tmp_path / place, cublas=place == "one")
-        answer("--into", tmp_path / "joined", site=tmp_path / place)
-        assert (tmp_path / "joined" / "bin" / "nvcc").resolve() == wheels / "bin" / "nvcc"
-    assert not (tmp_path / "joined" / "lib64" / "libcublas.so").is_symlink()
+    wheels = make_wheels(tmp_path / "one")
+    write(wheels / "include" / "old" / "old.h")
+    answer("--into", tmp_path / "joined", site=tmp_path / "one")
+    wheels = make_wheels(tmp_path / "two", cublas=False)
+    write(wheels / "include" / "cuda_runtime.h", "// new")
+    answer("--into", tmp_path / "joined", site=tmp_path / "two")
+    joined = tmp_path / "joined"
+    assert (joined / "bin" / "nvcc").resolve() == wheels / "bin" / "nvcc"
+    assert not (joined / "lib64" / "libcublas.so").is_symlink()
+    assert {f.name for f in (joined / "include").iterdir()} == {"cuda.h", "cuda_runtime.h"}
+    assert (joined / "include" / "cuda_runtime.h").read_text() == "// new"
 
 
 # --- nothing there ---------------------------------------------------------------------------------------------------

@@ -9,10 +9,13 @@ With --cublas its toolkit must hold cuBLAS too. The wheels are NVIDIA's on the P
 and cuda-engine of pyproject.toml), as far as the Python that runs this can import them.
 
 NVIDIA's wheels share one folder, nvidia/cu13, which is not laid out as a toolkit: libraries have no plain .so name and
-lie in lib instead of lib64, and there is no libcuda to link against. FOLDER gets the usual layout, made of links.
+lie in lib instead of lib64, and there is no libcuda to link against. FOLDER gets the usual layout: links, and copies of
+the headers. pip unpacks them anew for every isolated build; copies that stay as they are let the next build compile
+nothing.
 """
 
 import argparse
+import filecmp
 import importlib.util
 import os
 import re
@@ -103,6 +106,22 @@ def link_all(folder: Path, targets: dict[str, Path]) -> None:
         link(folder / name, target)
 
 
+def copy_changed(source: Path, target: Path) -> None:
+    """Makes `target` a copy of the folder `source`; a file that is the same already is not touched."""
+    if target.is_symlink():
+        target.unlink()
+    target.mkdir(parents=True, exist_ok=True)
+    for old in target.iterdir():
+        if not (source / old.name).exists():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+    for entry in source.iterdir():
+        copy = target / entry.name
+        if entry.is_dir():
+            copy_changed(entry, copy)
+        elif not (copy.is_file() and filecmp.cmp(entry, copy, shallow=False)):
+            shutil.copy2(entry, copy)
+
+
 def library_links(lib: Path) -> dict[str, Path]:
     """Every library under its own name, and libX.so.13 also as libX.so, for the linker."""
     links = {file.name: file for file in lib.iterdir() if file.is_file()}
@@ -130,14 +149,14 @@ def make_driver_stub(stubs: Path, include: Path, cc: str) -> None:
 
 
 def join_wheels(wheels: Path, into: Path, cc: str) -> str:
-    """A toolkit in `into`, made of links to `wheels`. Returns its nvcc."""
+    """A toolkit in `into`, made from `wheels`. Returns its nvcc."""
     into.mkdir(parents=True, exist_ok=True)
     # bin file by file: nvcc looks for its toolkit beside the folder that it is called in
     link_all(into / "bin", {file.name: file for file in (wheels / "bin").iterdir()})
     link_all(into / "lib64", library_links(wheels / "lib"))
     link(into / "lib", Path("lib64"))
-    for name in ("include", "nvvm"):
-        link(into / name, wheels / name)
+    link(into / "nvvm", wheels / "nvvm")
+    copy_changed(wheels / "include", into / "include")
     make_driver_stub(into / "lib64" / "stubs", into / "include", cc)
     return str(into / "bin" / "nvcc")
 
