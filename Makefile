@@ -12,13 +12,18 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 INSTALL := pip install --quiet --disable-pip-version-check --no-build-isolation -C build-dir=$(BUILD)
 CONFIGURE := cmake -S . -B $(BUILD) -G Ninja -DSD_CUDA=OFF -DSD_USE_UPSTREAM_GGML=OFF
 
+# The CUDA compiler of the machine, else NVIDIA's wheels: installed here when they are needed, joined to a toolkit in build/cuda.
+CUDA_TOOLKIT := python native/cmake/cuda_toolkit.py
+GET_CUDA := $(CUDA_TOOLKIT) --system > /dev/null || pip install --quiet --disable-pip-version-check --group cuda-build
+WITH_NVCC := nvcc=$$($(CUDA_TOOLKIT) --into build/cuda) && CUDACXX=$$nvcc
+
 .PHONY: demo test test-slow lint types format native kernels kernels-all docs clean
 
 demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
 
 test: lint native kernels types
-	SAGE_CUDA_LIB=$(wildcard build/kernels/libsage_cuda.so) pytest
+	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest
 
 # What a quick run leaves out: a second engine with the sizes edits alone. About 5 minutes.
 test-slow: $(VENV)/dev native $(VENV)/installed
@@ -44,17 +49,16 @@ native: $(VENV)/build-tools
 	cmake --build $(BUILD) --config Release
 	cmake --install $(BUILD) --prefix build/prefix > /dev/null
 
-# The CUDA kernels for two of their architectures, where there is an nvcc. In CI there must be one.
+# The CUDA kernels for two of their architectures.
 kernels: $(VENV)/build-tools
-	@if command -v nvcc > /dev/null; then \
-	    cmake -S native/sage_cuda -B build/kernels -G Ninja -DSAGE_CUDA_SHARED=ON "-DCMAKE_CUDA_ARCHITECTURES=89;90a" && \
-	    cmake --build build/kernels; \
-	elif [ "$$CI" = true ]; then echo "kernels: no nvcc on PATH" >&2; exit 1; \
-	else echo "kernels: no nvcc on PATH, the CUDA kernels are not compiled"; fi
+	@$(GET_CUDA)
+	@$(WITH_NVCC) cmake -S native/sage_cuda -B build/kernels -G Ninja -DSAGE_CUDA_SHARED=ON "-DCMAKE_CUDA_ARCHITECTURES=89;90a"
+	cmake --build build/kernels
 
-# Every documented architecture, and the table of registers and spills in native/sage_cuda/NOTES.md.
+# Every documented architecture, as for `SAGE_CUDA_LIB=build/kernels-all/libsage_cuda.so pytest tests/sage/test_sass.py`.
 kernels-all: $(VENV)/build-tools
-	cmake -S native/sage_cuda -B build/kernels-all -G Ninja -DSAGE_CUDA_SHARED=ON
+	@$(GET_CUDA)
+	@$(WITH_NVCC) cmake -S native/sage_cuda -B build/kernels-all -G Ninja -DSAGE_CUDA_SHARED=ON
 	cmake --build build/kernels-all
 
 docs: $(VENV)/installed
