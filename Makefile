@@ -15,14 +15,15 @@ CONFIGURE := cmake -S . -B $(BUILD) -G Ninja -DSD_CUDA=OFF -DSD_USE_UPSTREAM_GGM
 # The CUDA compiler of the machine, else NVIDIA's wheels: installed here when they are needed, joined to a toolkit in build/cuda.
 CUDA_TOOLKIT := python native/cmake/cuda_toolkit.py
 GET_CUDA := $(CUDA_TOOLKIT) --system > /dev/null || pip install --quiet --disable-pip-version-check --group cuda-build
+GET_CUBLAS := $(CUDA_TOOLKIT) --system --cublas > /dev/null || pip install --quiet --disable-pip-version-check --group cuda-engine
 WITH_NVCC := nvcc=$$($(CUDA_TOOLKIT) --into build/cuda) && CUDACXX=$$nvcc
 
-.PHONY: demo test test-slow lint types format native kernels kernels-all docs clean
+.PHONY: demo test test-slow lint types format native kernels kernels-all cuda-glue docs clean
 
 demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
 
-test: lint native kernels types
+test: lint native kernels cuda-glue types
 	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest
 
 # What a quick run leaves out: a second engine with the sizes edits alone. About 5 minutes.
@@ -60,6 +61,13 @@ kernels-all: $(VENV)/build-tools
 	@$(GET_CUDA)
 	@$(WITH_NVCC) cmake -S native/sage_cuda -B build/kernels-all -G Ninja -DSAGE_CUDA_SHARED=ON
 	cmake --build build/kernels-all
+
+# Configures the CUDA engine and compiles what we add to ggml's CUDA backend; the rest of ggml-cuda takes an hour on two cores.
+cuda-glue: $(VENV)/build-tools
+	@$(GET_CUBLAS)
+	cmake -S . -B build/cuda-glue -G Ninja -DSD_CUDA=ON -DSD_USE_UPSTREAM_GGML=OFF -DCMAKE_CUDA_ARCHITECTURES=90a-real > build/cuda-glue.log 2>&1 || \
+	    (cat build/cuda-glue.log; exit 1)
+	ninja -C build/cuda-glue $$(ninja -C build/cuda-glue -t targets all | sed -nE 's/^(.*(ggml-cuda|sage_node)\.cu\.o):.*/\1/p')
 
 docs: $(VENV)/installed
 	python -m sdsage.cli.docs > docs/cli.md
