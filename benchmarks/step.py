@@ -118,6 +118,15 @@ def psnr(a: Any, b: Any, peak: float) -> float | None:
     return round(10 * math.log10(peak**2 / error), 1) if error else None
 
 
+def frame_statistics(a: dict[str, Any], b: dict[str, Any]) -> dict[str, float]:
+    """Of the frames' means and deviations, in steps of 255."""
+    x, y = (run["frames"].astype(np.float32).reshape(len(run["frames"]), -1) for run in (a, b))
+    return {
+        "mean": round(float(abs(x.mean(1) - y.mean(1)).max()), 3),
+        "deviation": round(float(abs(x.std(1) - y.std(1)).max()), 3),
+    }
+
+
 def measure(files: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     reference: dict[int, Any] = {}
@@ -134,6 +143,7 @@ def measure(files: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
                     first = reference.setdefault(frames, run)
                     values["finite"] = bool(np.isfinite(run["latents"]).all())
                     if first is not run:
+                        values["frame statistics, largest difference"] = frame_statistics(run, first)
                         values["PSNR to flash"] = {
                             "latents": psnr(run["latents"], first["latents"], float(np.ptp(first["latents"]))),
                             "frames": psnr(run["frames"], first["frames"], 255),
