@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from sdsage import _ffi
+from sdsage import _library
 from sdsage.cli.app import build_app
 from sdsage.cli.option import GENERATE, IMG, Kind, Option
 from sdsage.cli.options import TABLE
@@ -66,7 +66,7 @@ def app() -> Any:
 
 
 def native(folder: Path, verb: str, args: list[str]) -> Any:
-    command = [_ffi.sd_cli_path(), "-M", verb.replace("-", "_"), "--print-params", *args]
+    command = [_library.sd_cli_path(), "-M", verb.replace("-", "_"), "--print-params", *args]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return comparable(json.loads(done.stdout[done.stdout.index('{"ctx"') :]))

@@ -10,7 +10,7 @@ from conftest import ctx_params, small_image, small_video
 from PIL import Image
 
 import sdsage
-from sdsage._ffi import sd_cli_path
+from sdsage._library import sd_cli_path
 
 
 def sd_cli(out: Path, mode: str, files: dict[str, str], *options: str) -> np.ndarray[Any, Any]:

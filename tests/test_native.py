@@ -14,9 +14,10 @@ from conftest import BUILD, ROOT, ctx_params, small_video
 
 import sdsage
 from sdsage import _ffi
-from sdsage._ffi import ffi, lib, library_dir, text
+from sdsage._ffi import ffi, lib, text
+from sdsage._library import cdef_path, library_path
 
-LIBRARY = library_dir() / "libsdsage.so"
+LIBRARY = library_path()
 
 
 def declared_functions() -> set[str]:
@@ -236,7 +237,7 @@ def test_the_c_example_on_the_installed_tree(preset_files: Any, tmp_path: Path) 
 def test_a_mismatched_library_is_an_import_error(tmp_path: Path) -> None:
     """Size and last offset of each struct are compared with cdef.h."""
     shutil.copy(LIBRARY, tmp_path)
-    cdef = (library_dir() / "cdef.h").read_text()
+    cdef = cdef_path().read_text()
     assert cdef.count(" float max_vram;") == 1
     (tmp_path / "cdef.h").write_text(cdef.replace(" float max_vram;", " float max_vram; int more;"))
     done = subprocess.run(
@@ -253,22 +254,44 @@ def test_another_abi_is_an_import_error(tmp_path: Path) -> None:
     source = tmp_path / "other.c"
     source.write_text("int sdsage_abi_version(void) { return 99; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", source, "-o", tmp_path / "libsdsage.so"], check=True)
-    shutil.copy(library_dir() / "cdef.h", tmp_path)
+    shutil.copy(cdef_path(), tmp_path)
     env = {**os.environ, "SDSAGE_LIB_DIR": str(tmp_path)}
     command = [sys.executable, "-P", "-c", "import sdsage; sdsage.devices()"]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert "ImportError: libsdsage has ABI version 99, this package needs 1" in done.stderr
 
 
-def test_a_missing_library_is_named(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", "import sdsage; sdsage.devices()"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "SDSAGE_LIB_DIR": str(tmp_path)},
-    )
-    assert "ImportError: sdsage's native library is not built" in done.stderr
-    assert str(tmp_path / "cdef.h") in done.stderr
+def import_alone(folder: Path) -> subprocess.CompletedProcess[str]:
+    """`import sdsage`, and nothing else, with the library of another folder."""
+    env = {**os.environ, "SDSAGE_LIB_DIR": str(folder)}
+    return subprocess.run([sys.executable, "-P", "-c", "import sdsage"], capture_output=True, text=True, env=env)
+
+
+@pytest.mark.parametrize("missing", ["cdef.h", "libsdsage.so"])
+def test_importing_without_the_library_names_the_path(missing: str, tmp_path: Path) -> None:
+    for path in (cdef_path(), library_path()):
+        if path.name != missing:
+            (tmp_path / path.name).symlink_to(path)
+    done = import_alone(tmp_path)
+    assert done.returncode == 1
+    assert f"ImportError: sdsage's native library is not built: {tmp_path / missing} is missing" in done.stderr
+
+
+def test_importing_beside_declarations_of_another_version_shows_both(tmp_path: Path) -> None:
+    (tmp_path / "libsdsage.so").symlink_to(library_path())
+    text = cdef_path().read_text()
+    for first, shown in (("/* ABI 99 */\n", "99"), ("", "none")):
+        (tmp_path / "cdef.h").write_text(text.replace("/* ABI 1 */\n", first))
+        done = import_alone(tmp_path)
+        assert done.returncode == 1
+        assert f"ImportError: {tmp_path / 'cdef.h'} has ABI version {shown}, this package needs 1" in done.stderr
+    (tmp_path / "cdef.h").write_text(text)
+    assert import_alone(tmp_path).returncode == 0
+
+
+def test_importing_loads_no_native_code() -> None:
+    code = "import sdsage, sys; assert not {'cffi', 'numpy', 'sdsage._ffi'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
 def test_ggml_max_name_is_upstream_s_in_every_target() -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import sdsage
-from sdsage._ffi import sd_cli_path
+from sdsage._library import sd_cli_path
 
 FEATURES, GROWTH = 64, 32  # the engine knows ESRGAN with these channels only
 
