@@ -395,6 +395,15 @@ DEVICE = Group(
     ),
 )
 
+RANDOM = Group(
+    name="random",
+    why="Upstream's Philox is named a port of a file under the AGPL. Ours is written from the paper and gives the same"
+    " numbers.",
+    guard="tests/test_philox.py",
+    drop="the origin of rng_philox.hpp is cleared",
+    edits=(Edit(SD, "=", '#include "rng_philox.hpp"\n', '#include "sdsage_philox.hpp"\n'),),
+)
+
 SD_CLI = Group(
     name="sd-cli",
     why="`--print-params` shows the structs that a command turns into, with the same writer as the Python side.",
@@ -428,4 +437,4 @@ SD_CLI = Group(
     ),
 )
 
-GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SD_CLI)
+GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, RANDOM, SD_CLI)
