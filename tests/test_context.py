@@ -131,12 +131,42 @@ def test_cancel_stops_the_own_job_only(preset_files: Any, video_context: Any) ->
         assert outcome == ["cancelled"]
 
 
-def test_cancel_while_decoding_drops_the_frames(video_context: Any) -> None:
-    with pytest.raises(Cancelled):
-        video_context.generate_video(
-            small_video(), on_progress=lambda p: video_context.cancel() if p.stage == "decode" else None
-        )
-    assert len(video_context.generate_video(small_video()).frames) == 5
+@pytest.mark.parametrize("tiling", [False, True])
+def test_cancel_stops_inside_a_decode(tiling: bool, video_context: Any) -> None:
+    """On the CPU the graph itself stops: the engine says that the job was cancelled, and no error is shown."""
+    heard: list[str] = []
+    job = small_video()
+    job.vae_tiling_params.enabled = tiling
+    reference = video_context.generate_video(job, keep_latents=True)
+
+    def on_progress(p: Any) -> None:
+        if p.stage == "decode" and p.step == 0:
+            video_context.cancel()
+
+    video_context._on_log = lambda level, line: heard.append(line) if level is sdsage.LogLevel.ERROR else None
+    try:
+        for attempt in (
+            lambda: video_context.generate_video(job, on_progress=on_progress),
+            lambda: video_context.decode(reference.latents[0], job.vae_tiling_params, on_progress=on_progress),
+        ):
+            with pytest.raises(Cancelled) as caught:
+                attempt()
+            assert str(caught.value) == "the job was cancelled"  # not "... too far to stop earlier"
+    finally:
+        video_context._on_log = None
+    assert heard == []
+    assert (video_context.generate_video(job).frames == reference.frames).all()
+
+
+def test_cancel_stops_inside_the_decode_of_a_batch(flux_context: Any) -> None:
+    def on_progress(p: Any) -> None:
+        if p.stage == "decode":
+            flux_context.cancel()
+
+    reference = flux_context.generate_image(small_image(batch_count=2)).frames
+    with pytest.raises(Cancelled, match=r"^the job was cancelled$"):
+        flux_context.generate_image(small_image(batch_count=2), on_progress=on_progress)
+    assert (flux_context.generate_image(small_image(batch_count=2)).frames == reference).all()
 
 
 def test_closing_in_a_callback_is_refused_and_the_model_stays(preset_files: Any) -> None:
@@ -269,9 +299,13 @@ def test_a_context_that_gives_back_its_weights_is_used_once(preset_files: Any) -
             ctx.generate_image(small_image())
 
 
-def test_device_cpu(preset_files: Any, video_context: Any) -> None:
-    with sdsage.Context(ctx_params(preset_files("tiny")), device="cpu") as ctx:
-        assert (ctx.generate_video(small_video()).frames == video_context.generate_video(small_video()).frames).all()
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_the_engine_asks_for_the_chosen_device(device: str | None, preset_files: Any, flux_context: Any) -> None:
+    heard: list[str] = []
+    files = preset_files("tiny-flux")
+    with sdsage.Context(ctx_params(files), device=device, on_log=lambda level, line: heard.append(line)) as ctx:
+        assert (ctx.generate_image(small_image()).frames == flux_context.generate_image(small_image()).frames).all()
+    assert any("device cpu, as asked for" in line for line in heard) == (device == "cpu")
 
 
 def test_an_unknown_device_names_the_known(preset_files: Any) -> None:
@@ -318,6 +352,16 @@ def test_latents_that_are_not_finite_stop_with_step_and_expert(expert: str, pres
         assert caught.value.expert == expert
         assert caught.value.step == (3 if expert == "low-noise" else 1)
         assert caught.value.exit_code == 1
+
+
+def test_a_given_prediction_keeps_the_model_s_flow_shift(preset_files: Any, flux_context: Any) -> None:
+    """Upstream's shift is infinite then, and every latent NaN."""
+    frames = {}
+    for prediction in ("flux_flow", "sd3_flow", "flux2_flow"):
+        with sdsage.Context(ctx_params(preset_files("tiny-flux"), prediction=prediction)) as ctx:
+            frames[prediction] = ctx.generate_image(small_image()).frames
+    assert (frames["flux_flow"] == flux_context.generate_image(small_image()).frames).all()
+    assert (frames["sd3_flow"] != frames["flux_flow"]).any()
 
 
 def test_the_size_of_a_hires_pass_is_adjusted_and_said(flux_context: Any) -> None:

@@ -18,12 +18,11 @@ enum class Stage { load, encode_text, encode_image, sample, decode, upscale, con
 enum class Expert { only = 0, low_noise = 1, high_noise = 2 };
 
 void stage_begin(Stage stage, Expert expert, int steps);
-void stage_end(Stage stage);
+void stage_end();
 
 struct StageScope {
-    Stage stage;
-    explicit StageScope(Stage stage, Expert expert = Expert::only, int steps = 0) : stage(stage) { stage_begin(stage, expert, steps); }
-    ~StageScope() { stage_end(stage); }
+    explicit StageScope(Stage stage, Expert expert = Expert::only, int steps = 0) { stage_begin(stage, expert, steps); }
+    ~StageScope() { stage_end(); }
     StageScope(const StageScope &)             = delete;
     StageScope & operator=(const StageScope &) = delete;
 };
@@ -34,7 +33,12 @@ void reject(const std::string & why);  // the same for something that the caller
 bool failed();
 bool cancelled();
 
-void note_log(int level, const char * text);
+// Keeps an error line as the job's reason. False: the line is not worth showing, as it comes of a cancel.
+bool note_log(int level, const char * text);
+
+// For ggml's CPU backend, between two operations: true stops the graph. Only while decoding: there upstream takes a graph that
+// did not finish for a failure, in other stages it aborts the process. Sampling stops between steps.
+bool stop_graph(void *);
 
 // Called around every evaluation of the diffusion model. False stops the job (cancelled, or a value is not finite).
 bool step_begin(int step, bool finite);

@@ -7,6 +7,7 @@
 #include "ggml-backend.h"
 #include "ggml_extend_backend.hpp"
 #include "sdsage.h"
+#include "util.h"
 
 namespace {
 
@@ -58,7 +59,13 @@ const char * kind_name(ggml_backend_dev_t dev) {
 }  // namespace
 
 // Called by upstream's sd_get_default_backend (edits, group "device").
-ggml_backend_t sdsage_requested_backend() { return requested() ? ggml_backend_dev_init(requested(), nullptr) : nullptr; }
+ggml_backend_t sdsage_requested_backend() {
+    if (requested() == nullptr) {
+        return nullptr;
+    }
+    LOG_INFO("device %s, as asked for", user_name(requested()).c_str());
+    return ggml_backend_dev_init(requested(), nullptr);
+}
 
 extern "C" {
 
