@@ -61,8 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def app() -> Any:
-    return build_app()
+def app(verb: str) -> Any:
+    return build_app(only=verb)
 
 
 def native(folder: Path, verb: str, args: list[str]) -> Any:
@@ -74,7 +74,7 @@ def native(folder: Path, verb: str, args: list[str]) -> Any:
 
 def ours(folder: Path, verb: str, args: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(folder)
-    result = CliRunner().invoke(app(), [verb, "--print-params", *args])
+    result = CliRunner().invoke(app(verb), [verb, "--print-params", *args])
     assert result.exit_code == 0, result.output
     return comparable(json.loads(result.stdout))
 

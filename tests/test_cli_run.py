@@ -38,8 +38,8 @@ def environment() -> dict[str, str]:
 
 
 @cache
-def app() -> Any:
-    return build_app()
+def app(verb: str = "") -> Any:
+    return build_app(only=verb)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,8 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
 
 
 def run(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(app(), list(args))
+    verb = next((word for word in args if not word.startswith("-")), "")  # as the entry point does
+    result = CliRunner().invoke(app(verb), list(args))
     assert result.exit_code == code, result.output
     return result
 

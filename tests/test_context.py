@@ -105,14 +105,14 @@ def test_cancel_from_another_thread(video_context: Any) -> None:
     assert (video_context.generate_video(small_video()).frames == reference).all()
 
 
-def test_cancel_stops_the_own_job_only(preset_files: Any, video_context: Any) -> None:
+def test_cancel_stops_the_own_job_only(preset_files: Any, flux_context: Any) -> None:
     """Another context's cancel() does nothing to a running job; a job that waits for its turn can be cancelled."""
     outcome: list[str] = []
-    with sdsage.Context(ctx_params(preset_files("tiny"))) as other:
+    with sdsage.Context(ctx_params(preset_files("tiny-flux"))) as other:
 
         def wait_in_vain() -> None:
             try:
-                other.generate_video(small_video())
+                other.generate_image(small_image())
             except Cancelled:
                 outcome.append("cancelled")
 
@@ -126,7 +126,7 @@ def test_cancel_stops_the_own_job_only(preset_files: Any, video_context: Any) ->
                     time.sleep(0.01)
                 other.cancel()
 
-        assert len(video_context.generate_video(small_video(), on_progress=on_progress).frames) == 5
+        assert len(flux_context.generate_image(small_image(), on_progress=on_progress).frames) == 1
         waiting.join()
         assert outcome == ["cancelled"]
 
@@ -456,15 +456,15 @@ def test_ctrl_c_stops_within_a_step_and_leaves_the_context_usable() -> None:
 
 
 def test_contexts_leave_no_memory_behind(preset_files: Any) -> None:
-    """Resident memory after each close stays within 25 MiB of that after the second; the weights alone are 24 MB."""
+    """Resident memory after each close stays within 10 MiB of that after the second; the weights alone are 20 MB."""
 
     def resident() -> int:
         fields = Path("/proc/self/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
     sizes = []
-    for _ in range(4):
-        with sdsage.Context(ctx_params(preset_files("tiny"))) as ctx:
-            ctx.generate_video(small_video(width=32, height=32))
+    for _ in range(5):
+        with sdsage.Context(ctx_params(preset_files("tiny-flux"))) as ctx:
+            ctx.generate_image(small_image())
         sizes.append(resident())
-    assert max(sizes[2:]) - sizes[1] < 25 * 2**20, sizes
+    assert max(sizes[2:]) - sizes[1] < 10 * 2**20, sizes

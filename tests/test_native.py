@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BUILD, ROOT, ctx_params, small_video
+from conftest import BUILD, ROOT, ctx_params, small_image
 
 import sdsage
 from sdsage import _ffi
@@ -58,22 +58,22 @@ other = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 assert other.ggml_type_size(0) == 4          # it is the other one, and it works
 import sdsage
 sys.path.insert(0, sys.argv[2])
-from conftest import ctx_params, small_video
+from conftest import ctx_params, small_image
 from sdsage import presets
-files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+files = {k: v for k, v in presets.load("tiny-flux").options.items() if str(v).endswith((".gguf", ".safetensors"))}
 with sdsage.Context(ctx_params(files)) as ctx:
-    sys.stdout.buffer.write(ctx.generate_video(small_video()).frames.tobytes())
+    sys.stdout.buffer.write(ctx.generate_image(small_image()).frames.tobytes())
 """
 
 
-def test_another_ggml_loaded_globally_first_changes_nothing(video_context: Any) -> None:
+def test_another_ggml_loaded_globally_first_changes_nothing(flux_context: Any) -> None:
     """A ggml with another GGML_MAX_NAME (64, ggml's own default) in the same process: neither calls into the other."""
     other = BUILD / "bin" / "libggml-other.so"
     listed = subprocess.run(["nm", "-D", "--defined-only", other], capture_output=True, text=True, check=True).stdout
     assert " ggml_init\n" in listed
     done = subprocess.run([sys.executable, "-P", "-c", BESIDE, other, ROOT / "tests"], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout == video_context.generate_video(small_video()).frames.tobytes()
+    assert done.stdout == flux_context.generate_image(small_image()).frames.tobytes()
 
 
 def test_exception_becomes_error(preset_files: Any, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def _pythonpath() -> str:
     return os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
 
 
-def test_one_job_at_a_time(preset_files: Any, video_context: Any) -> None:
+def test_one_job_at_a_time(preset_files: Any, flux_context: Any) -> None:
     """Two contexts in two threads: jobs wait for each other, and no callback hears the other's job."""
     heard: dict[str, list[Any]] = {"a": [], "b": []}
     spans: dict[str, list[str]] = {"order": []}
@@ -157,13 +157,13 @@ def test_one_job_at_a_time(preset_files: Any, video_context: Any) -> None:
 
         return on_progress
 
-    with sdsage.Context(ctx_params(preset_files("tiny"))) as second:
-        jobs = {"a": (video_context, small_video(seed=1)), "b": (second, small_video(seed=2))}
+    with sdsage.Context(ctx_params(preset_files("tiny-flux"))) as second:
+        jobs = {"a": (flux_context, small_image(seed=1)), "b": (second, small_image(seed=2))}
         made: dict[str, Any] = {}
 
         def work(name: str) -> None:
             ctx, job = jobs[name]
-            made[name] = ctx.generate_video(job, on_progress=listen(name)).frames
+            made[name] = ctx.generate_image(job, on_progress=listen(name)).frames
 
         threads = [threading.Thread(target=work, args=(name,)) for name in jobs]
         for t in threads:
@@ -176,12 +176,12 @@ def test_one_job_at_a_time(preset_files: Any, video_context: Any) -> None:
     assert (made["a"] != made["b"]).any()
 
 
-def test_a_callback_cannot_start_a_job(video_context: Any) -> None:
+def test_a_callback_cannot_start_a_job(flux_context: Any) -> None:
     def on_progress(p: Any) -> None:
-        video_context.generate_video(small_video())
+        flux_context.generate_image(small_image())
 
     with pytest.raises(sdsage.SdsageError, match="callback can't start another native job"):
-        video_context.generate_video(small_video(), on_progress=on_progress)
+        flux_context.generate_image(small_image(), on_progress=on_progress)
 
 
 def test_the_c_example_on_the_installed_tree(preset_files: Any, tmp_path: Path) -> None:
