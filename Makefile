@@ -24,11 +24,12 @@ demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
 
 test: lint native kernels cuda-glue types
-	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest
+	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest -n auto
 
-# What a quick run leaves out: a second engine with the sizes edits alone. About 5 minutes.
+# What a quick run leaves out: a second engine with the sizes edits alone, and many more examples. About 10 minutes.
 test-slow: $(VENV)/dev native $(VENV)/installed
 	pytest -m slow
+	pytest -n auto -m hypothesis --hypothesis-profile=thorough
 
 lint: $(VENV)/dev
 	ruff format --check .

@@ -7,11 +7,15 @@
     with sdsage.Context(params) as ctx:
         result = ctx.generate_video(sdsage.SdVidGenParams(prompt="a lovely cat", video_frames=33))
 
-The names below are loaded when they are first used: importing sdsage loads no native code.
+Importing sdsage looks whether the native library is there and of this package's ABI version, and raises ImportError if
+not. The names below are loaded when they are first used; the library is loaded, and compared struct by struct, with the
+first that needs it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from sdsage import _library
 
 if TYPE_CHECKING:
     from sdsage._job import Attention, Device, Preview, Progress, SageInfo, Step, devices, sage_info
@@ -58,6 +62,8 @@ if TYPE_CHECKING:
     from sdsage.upscaler import Upscaler, convert
 
     __version__: str
+
+_library.check()
 
 # Module of each public name.
 _WHERE = {
@@ -133,8 +139,8 @@ def build_info() -> dict[str, Any]:
 
     info: dict[str, Any] = json.loads(_ffi.text(_ffi.lib.sdsage_build_info()))
     info["backends"] = sorted({d.name.split(":")[0] for d in import_module("sdsage._job").devices()})
-    info["library"] = str(_ffi.library_dir() / "libsdsage.so")
-    info["sd_cli"] = str(_ffi.sd_cli_path())
+    info["library"] = str(_library.library_path())
+    info["sd_cli"] = str(_library.sd_cli_path())
     return info
 
 

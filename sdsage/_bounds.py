@@ -1,4 +1,4 @@
-"""The largest values of a job. Numbers alone: the command line shows them without loading anything."""
+"""The values that a job may have. Nothing is imported: the command line shows them without loading anything."""
 
 MAX_SIZE = 16384  # pixels; the engine's own arithmetic is in 32 bits
 MAX_STEPS = 10_000
@@ -9,3 +9,8 @@ MAX_THREADS = 1024
 # 205 where every frame is encoded too (measured; it depends on the number of layers, which all Wan VAEs share).
 MAX_FRAMES = 573
 MAX_FRAMES_ENCODED = 197
+
+
+def aligned_frames(asked: int) -> int:
+    """The frame count that is made: the next 4n + 1 below."""
+    return (asked - 1) // 4 * 4 + 1

@@ -1,47 +1,28 @@
-"""The only module that knows cffi: finds libsdsage, checks that this package was built with it, and offers it.
+"""The only module that knows cffi: loads libsdsage, checks that this package was built with it, and offers it.
 
 ABI mode: the declarations (cdef.h) are written at build time from the very headers that the library was compiled with.
-At import the library's ABI version and the size and last offset of every struct are compared with what cffi makes of
-them.
+`import sdsage` has found the files (`_library.check`). When the library is loaded, by the import of this module, its
+ABI version and the size and last offset of every struct are compared with what cffi makes of the declarations.
 """
 
 import os
-from pathlib import Path
 from typing import Any
 
 import cffi
 import numpy as np
 from numpy.typing import NDArray
 
-ABI_VERSION = 1
-PACKAGE_LIBRARY_DIR = Path(__file__).parent / "_lib"
+from sdsage._library import ABI_VERSION, cdef_path, library_path
 
 
-def library_dir() -> Path:
-    """Folder of libsdsage, sd-cli and cdef.h: SDSAGE_LIB_DIR, else inside the package."""
-    return Path(os.environ.get("SDSAGE_LIB_DIR") or PACKAGE_LIBRARY_DIR)
-
-
-def sd_cli_path() -> Path:
-    """The native sd-cli executable that was built with this library."""
-    return library_dir() / "sd-cli"
-
-
-def _load(folder: Path) -> tuple[Any, Any]:
-    cdef, library = folder / "cdef.h", folder / "libsdsage.so"
-    for path in (cdef, library):
-        if not path.is_file():
-            raise ImportError(
-                f"sdsage's native library is not built: {path} is missing. In a checkout run `pip install .`, "
-                "or set SDSAGE_LIB_DIR to a folder with libsdsage.so and cdef.h"
-            )
+def _load() -> tuple[Any, Any]:
     builder = cffi.FFI()
-    builder.cdef(cdef.read_text(encoding="utf-8"))
+    builder.cdef(cdef_path().read_text(encoding="utf-8"))
     flags = os.RTLD_NOW | os.RTLD_LOCAL  # another ggml in the process keeps its symbols, we keep ours
     try:
-        return builder, builder.dlopen(str(library), flags)
+        return builder, builder.dlopen(str(library_path()), flags)
     except OSError as error:
-        raise ImportError(f"{library} can't be loaded: {error}") from error
+        raise ImportError(f"{library_path()} can't be loaded: {error}") from error
 
 
 def _check_layout(builder: Any, library: Any) -> None:
@@ -61,7 +42,7 @@ def _check_layout(builder: Any, library: Any) -> None:
             )
 
 
-ffi, lib = _load(library_dir())
+ffi, lib = _load()
 _check_layout(ffi, lib)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from sdsage._bounds import (
     MAX_FRAMES,
     MAX_FRAMES_ENCODED,
@@ -15,7 +17,7 @@ from sdsage._bounds import (
 )
 from sdsage.enums import CacheMode, HiresUpscaler, Scheduler
 from sdsage.errors import BadRequest
-from sdsage.params import SdCacheParams, SdHiresParams, SdImgGenParams, SdSampleParams, SdVidGenParams
+from sdsage.params import SdCacheParams, SdImgGenParams, SdSampleParams, SdVidGenParams
 
 # These need two sigmas to spread over.
 TWO_STEP_SCHEDULERS = (Scheduler.GITS, Scheduler.KARRAS, Scheduler.EXPONENTIAL)
@@ -84,13 +86,32 @@ def check_cache(cache: SdCacheParams) -> None:
         raise BadRequest(f"cache.scm_mask is {cache.scm_mask!r}: zeros and ones separated by commas are needed")
 
 
-def check_hires(hires: SdHiresParams, sample: SdSampleParams, version_name: str) -> None:
+def hires_size(params: SdImgGenParams, width: int = 0, height: int = 0) -> tuple[int, int] | None:
+    """Width and height that the second pass is asked for; None without one.
+
+    `width` and `height` are those of the first pass, by default as `params` ask for them. As in the engine, one side
+    alone counts for both.
+    """
+    hires = params.hires
+    if not hires.enabled or hires.upscaler is HiresUpscaler.NONE:
+        return None
+    if hires.target_width or hires.target_height:
+        return hires.target_width or hires.target_height, hires.target_height or hires.target_width
+    sides = (width or params.width, height or params.height)
+    wide, high = (int(np.floor(np.float32(side) * np.float32(hires.scale) + np.float32(0.5))) for side in sides)
+    return wide, high
+
+
+def check_hires(params: SdImgGenParams, version_name: str) -> None:
+    hires, sample = params.hires, params.sample_params
     if not hires.enabled:
         return
     between("hires.target_width", hires.target_width, 0, MAX_SIZE, " pixels")
     between("hires.target_height", hires.target_height, 0, MAX_SIZE, " pixels")
     if not (hires.target_width or hires.target_height):
         between("hires.scale", hires.scale, 0.0625, 16)
+    for what, value in zip(("width", "height"), hires_size(params) or (), strict=False):
+        between(f"hires {what}", value, 1, MAX_SIZE, " pixels")
     if not 0 < hires.denoising_strength <= 1:
         raise BadRequest(f"hires.denoising_strength is {hires.denoising_strength}: above 0, up to 1 is possible")
     steps = (hires.steps or sample.sample_steps) / hires.denoising_strength
@@ -110,6 +131,19 @@ def check_pictures(pictures: Iterable[Any], mask: Any = None) -> None:
         raise BadRequest(f"mask_image has {mask.shape[2]} channels: H x W x 1 is needed")
 
 
+def check_references(params: SdImgGenParams, width: int, height: int, version_name: str) -> None:
+    """Reference pictures keep a pixel on each side when the engine gives them the area of the result."""
+    multiple = 32 if version_name.startswith("Qwen Image") else 16
+    for i, picture in enumerate(params.ref_images if params.auto_resize_ref_image else ()):
+        high, wide = picture.shape[:2]
+        across = math.sqrt(min(2**20, width * height) * wide // high)
+        if across < multiple / 2 or across * high / wide < multiple / 2:
+            raise BadRequest(
+                f"ref_images[{i}] has {wide}x{high} pixels, too narrow to be resized to the area of {width}x{height}: "
+                "use another picture, or auto_resize_ref_image = False (--disable-auto-resize-ref-image)"
+            )
+
+
 def check_image_job(params: SdImgGenParams, version_name: str) -> None:
     """Raises BadRequest for the first value that is out of range."""
     check_size(params)
@@ -118,7 +152,7 @@ def check_image_job(params: SdImgGenParams, version_name: str) -> None:
     between("batch_count", params.batch_count, 1, MAX_PICTURES)
     check_sampling(params.sample_params, params.sample_params.sample_steps, version_name)
     check_cache(params.cache)
-    check_hires(params.hires, params.sample_params, version_name)
+    check_hires(params, version_name)
     pictures = [params.init_image, params.control_image, *params.ref_images, *params.pm_params.id_images]
     check_pictures(pictures, params.mask_image)
 

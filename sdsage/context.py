@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdsage import _job
-from sdsage._bounds import MAX_THREADS
+from sdsage import _job, _memory
+from sdsage._bounds import MAX_THREADS, aligned_frames
 from sdsage._ffi import ffi, images_from_c, latents_from_c, latents_to_c, lib, text
 from sdsage._files import check_context_files, check_model_file
 from sdsage._handle import Handle
 from sdsage._job import Attention, Hooks, OnLog, OnPreview, OnProgress, Preview, Step
-from sdsage._limits import check_image_job, check_video_job
+from sdsage._limits import check_image_job, check_references, check_video_job, hires_size
 from sdsage.enums import SampleMethod, Scheduler, weight_types
 from sdsage.errors import BadRequest, ContextClosed, GenerationError, ModelError
 from sdsage.params import SdCtxParams, SdImgGenParams, SdLora, SdTilingParams, SdVidGenParams
@@ -127,6 +127,7 @@ class Context(Handle):
                 raise ModelError(str(error)) if type(error) is BadRequest else error
             return ctx
 
+        self._costs = _memory.costs(params, device)
         # A reused context must not free its weights after the first job: the engine would read freed memory.
         self._single_use = params.was_set("free_params_immediately") and params.free_params_immediately
         self._used = False
@@ -136,7 +137,8 @@ class Context(Handle):
     def cancel(self) -> None:
         """Stops this context's job, running or waiting for its turn; it raises Cancelled.
 
-        A job stops at its next sampling step; a decode that has begun is finished, and its frames are dropped.
+        A job stops at its next sampling step, and on the CPU inside a decode; a decode that has begun on a GPU is
+        finished, and its frames are dropped.
         Callable from any thread and from callbacks. Jobs of other contexts go on.
         """
         _job.cancel(self)
@@ -166,19 +168,31 @@ class Context(Handle):
         """Width and height must be multiples of this many pixels."""
         return int(lib.sdsage_size_multiple(self._open))
 
-    def check_size(self, width: int, height: int, frames: int | None = None) -> list[Adjustment]:
-        """What of a size the model can't take: sizes go up to the multiple, frame counts down to 4n + 1."""
-        found = []
-        multiple = self.size_multiple
-        for what, asked in (("width", width), ("height", height)):
-            if asked % multiple:
-                below = asked // multiple * multiple
-                used = below + multiple
-                found.append(Adjustment(what, asked, used, (below, used) if below else (used,)))
-        if frames is not None and (frames - 1) % 4:
-            used = (frames - 1) // 4 * 4 + 1
-            found.append(Adjustment("frame count", frames, used, (used, used + 4)))
+    def check_size(self, job: SdImgGenParams | SdVidGenParams) -> list[Adjustment]:
+        """What of a job's sizes the model can't take: sizes go up to the multiple, frame counts down to 4n + 1.
+
+        The second pass of an image (`hires`) counts from the size that the first really has.
+        """
+        used, found = self._aligned("", job.width, job.height)
+        if isinstance(job, SdImgGenParams):
+            second = hires_size(job, *used)
+            if second is not None:
+                found += self._aligned("hires ", *second)[1]
+        elif aligned_frames(job.video_frames) != job.video_frames:
+            frames = aligned_frames(job.video_frames)
+            found.append(Adjustment("frame count", job.video_frames, frames, (frames, frames + 4)))
         return found
+
+    def _aligned(self, which: str, width: int, height: int) -> tuple[tuple[int, int], list[Adjustment]]:
+        """A size as the engine takes it, and what was changed."""
+        multiple = self.size_multiple
+        used, found = [], []
+        for what, asked in (("width", width), ("height", height)):
+            below = asked // multiple * multiple
+            used.append(asked if asked == below else below + multiple)
+            if asked != below:
+                found.append(Adjustment(which + what, asked, used[-1], (below, used[-1]) if below else (used[-1],)))
+        return (used[0], used[1]), found
 
     # ---- jobs
 
@@ -194,7 +208,8 @@ class Context(Handle):
         """Makes `batch_count` pictures.
 
         Raises:
-            BadRequest: a parameter is out of range, or the model needs something that was not given.
+            BadRequest: a parameter is out of range, the model needs something that was not given, or the job needs more
+                memory than there is.
             NonFiniteError, GenerationError: the engine failed.
             Cancelled: `cancel()` was called.
         """
@@ -203,6 +218,8 @@ class Context(Handle):
                 f"{self.version_name} makes videos: use generate_video (vid-gen), with 1 frame for a picture"
             )
         check_image_job(params, self.version_name)
+        check_references(params, *self._aligned("", params.width, params.height)[0], self.version_name)
+        self._costs.check(params)
         self._check_loras(params.loras)
         self._check_encoder(params.init_image is not None or bool(params.ref_images), False)
 
@@ -211,7 +228,7 @@ class Context(Handle):
             return images, params.batch_count
 
         seeds = self._seeds(params.seed, params.batch_count)
-        adjusted = [str(a) for a in self.check_size(params.width, params.height)]
+        adjusted = [str(a) for a in self.check_size(params)]
         return self._generate(
             body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents
         )
@@ -230,6 +247,7 @@ class Context(Handle):
             raise BadRequest(f"{self.version_name} makes images, not videos: use generate_image (img-gen)")
         needs_encoder = bool(lib.sdsage_needs_encoder(self._open))
         check_video_job(params, self.version_name, self.two_experts, needs_encoder)
+        self._costs.check(params)
         self._check_loras(params.loras)
         given = params.init_image is not None or params.end_image is not None or bool(params.control_frames)
         self._check_encoder(given, needs_encoder)
@@ -240,7 +258,7 @@ class Context(Handle):
             return images, count[0]
 
         seeds = self._seeds(params.seed, 1)
-        adjusted = [str(a) for a in self.check_size(params.width, params.height, params.video_frames)]
+        adjusted = [str(a) for a in self.check_size(params)]
         adjusted += self._without_effect(params, needs_encoder)
         return self._generate(
             body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents

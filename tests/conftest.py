@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# A quick run by default; `make test-slow` takes the other: --hypothesis-profile=thorough.
+settings.register_profile("quick", max_examples=12, deadline=None)
+settings.register_profile("thorough", max_examples=400, deadline=None)
+settings.load_profile("quick")
 
 ROOT = Path(__file__).parent.parent
 BUILD = Path(os.environ.get("SDSAGE_BUILD_DIR", ROOT / "build" / "make"))
@@ -67,10 +73,10 @@ def ctx_params(files: dict[str, str], **more: Any) -> Any:
 
 
 def small_video(**more: Any) -> Any:
-    """A video job of about a second."""
+    """A video job of less than a second."""
     import sdsage
 
-    job = sdsage.SdVidGenParams(prompt="a lovely cat", width=64, height=64, video_frames=5, seed=7)
+    job = sdsage.SdVidGenParams(prompt="a lovely cat", width=32, height=32, video_frames=5, seed=7)
     job.sample_params.sample_steps = 2
     job.sample_params.guidance.txt_cfg = 3.5
     job.high_noise_sample_params.sample_steps = 2
@@ -81,10 +87,10 @@ def small_video(**more: Any) -> Any:
 
 
 def small_image(**more: Any) -> Any:
-    """An image job of about a second."""
+    """An image job of less than a second."""
     import sdsage
 
-    job = sdsage.SdImgGenParams(prompt="a lovely cat", width=64, height=64, seed=7)
+    job = sdsage.SdImgGenParams(prompt="a lovely cat", width=32, height=32, seed=7)
     job.sample_params.sample_steps = 2
     job.sample_params.guidance.txt_cfg = 1.0
     for name, value in more.items():

@@ -114,7 +114,7 @@ files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswit
 target, key = Path(sys.argv[2]), sys.argv[3]
 data = Path(files[key]).read_bytes()
 header = 60_000
-lengths = [*range(1, 64), *range(64, header, header // 40), len(data) // 2, len(data) - 4096, len(data) - 32]
+lengths = [*range(1, 34), *range(34, header, header // 16), len(data) // 2, len(data) - 4096, len(data) - 32]
 for n in lengths:
     target.write_bytes(data[:n])
     try:
@@ -134,7 +134,7 @@ def test_a_file_cut_anywhere_is_refused(key: str, tmp_path: Path) -> None:
         [sys.executable, "-P", "-c", TRUNCATIONS, ROOT / "tests", tmp_path / name, key], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.startswith("refused 1")
+    assert done.stdout.startswith("refused 5")
 
 
 VIDEO_VALUES = {
@@ -280,24 +280,27 @@ def test_loras(video_context: Any, preset_files: Any, tmp_path: Path) -> None:
 )
 def test_prompts_of_every_kind(prompt: str, video_context: Any) -> None:
     frames = video_context.generate_video(small_video(prompt=prompt, negative_prompt=prompt[::-1])).frames
-    assert frames.shape == (5, 64, 64, 3)
+    assert frames.shape == (5, 32, 32, 3)
 
 
-def test_any_small_size_and_prompt_runs(video_context: Any) -> None:
+SIDES = st.integers(1, 80)
+
+
+@settings(max_examples=max(3, settings.default.max_examples // 8))
+@given(
+    SIDES,
+    SIDES,
+    st.integers(1, 10),
+    st.text(st.characters(exclude_characters="\0"), max_size=60),
+)
+def test_any_small_size_and_prompt_runs(video_context: Any, width: int, height: int, frames: int, prompt: str) -> None:
     """Whatever fits the limits is made, at the size that the adjustments say."""
-    sizes, prompts = st.integers(1, 130), st.text(st.characters(exclude_characters="\0"), max_size=60)
-
-    @settings(max_examples=8, deadline=None)
-    @given(sizes, sizes, st.integers(1, 10), prompts)
-    def check(width: int, height: int, frames: int, prompt: str) -> None:
-        job = small_video(width=width, height=height, video_frames=frames, prompt=prompt)
-        job.sample_params.sample_steps = job.high_noise_sample_params.sample_steps = 1
-        made = video_context.generate_video(job)
-        used = {a.what: a.used for a in video_context.check_size(width, height, frames)}
-        expected = (used.get("frame count", frames), used.get("height", height), used.get("width", width), 3)
-        assert made.frames.shape == expected
-
-    check()
+    job = small_video(width=width, height=height, video_frames=frames, prompt=prompt)
+    job.sample_params.sample_steps = job.high_noise_sample_params.sample_steps = 1
+    made = video_context.generate_video(job)
+    used = {a.what: a.used for a in video_context.check_size(job)}
+    expected = (used.get("frame count", frames), used.get("height", height), used.get("width", width), 3)
+    assert made.frames.shape == expected
 
 
 def test_paths_with_spaces_and_other_scripts(preset_files: Any, tmp_path: Path) -> None:

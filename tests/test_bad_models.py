@@ -1,6 +1,7 @@
 """Model files that load one by one but don't fit each other, and unknown weight types: each is an error."""
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -140,12 +141,11 @@ def test_what_only_float_weights_can_take(preset_files: Any, tmp_path: Path) -> 
     """Upstream would abort the process."""
     low_rank = attention_lora(tmp_path / "low-rank.safetensors", 256)
     difference = lora_file(tmp_path / "diff.safetensors", {"diffusion_model.blocks.0.self_attn.q.diff": (256, 256)})
-    for mode, path in (("immediately", low_rank), ("immediately", difference), ("at_runtime", difference)):
-        with (
-            sdsage.Context(ctx_params(preset_files("tiny"), lora_apply_mode=mode)) as ctx,
-            pytest.raises(BadRequest, match="would be added to a weight of type q8_0"),
-        ):
-            ctx.generate_video(small_video(loras=[sdsage.SdLora(path)]))
+    for mode, paths in (("immediately", (low_rank, difference)), ("at_runtime", (difference,))):
+        with sdsage.Context(ctx_params(preset_files("tiny"), lora_apply_mode=mode)) as ctx:
+            for path in paths:
+                with pytest.raises(BadRequest, match="would be added to a weight of type q8_0"):
+                    ctx.generate_video(small_video(loras=[sdsage.SdLora(path)]))
 
 
 def test_unused_lora_tensors_print_nothing(
@@ -171,3 +171,76 @@ def test_rules_that_are_no_regular_expressions(rules: str, preset_files: Any, tm
     with pytest.raises(BadRequest, match=words):
         sdsage.convert(files["vae"], tmp_path / "out.gguf", tensor_type_rules=rules)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rules", ["^vae=q9", "vae", "^vae=f16,model=q8_1"])
+def test_rules_with_a_type_that_there_is_not(rules: str, preset_files: Any, tmp_path: Path) -> None:
+    """Upstream would leave the rule out and go on."""
+    files = preset_files("tiny")
+    words = rf"--tensor-type-rules: '{re.escape(rules.split(',')[-1])}' can't be used: it takes PATTERN=TYPE"
+    with pytest.raises(ModelError, match=words):
+        sdsage.Context(ctx_params(files, tensor_type_rules=rules))
+    with pytest.raises(BadRequest, match=words):
+        sdsage.convert(files["vae"], tmp_path / "out.gguf", tensor_type_rules=rules)
+    assert list(tmp_path.iterdir()) == []
+
+
+def embedding(files: dict[str, str], path: str) -> Any:
+    return ctx_params(files, embeddings=[sdsage.SdEmbedding(name="mine", path=path)])
+
+
+def test_embeddings_fit_or_fail(preset_files: Any, tmp_path: Path) -> None:
+    files = preset_files("tiny-flux")
+    with Path(files["clip_l"]).open("rb") as file:
+        table = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    (width,) = {t["shape"][1] for name, t in table.items() if name.endswith("token_embedding.weight")}
+    good = lora_file(tmp_path / "good.safetensors", {"emb_params": (3, width)})
+    bad = {
+        files["taesd"]: "holds a tensor .* it is another kind of file",
+        preset_files("tiny")["t5xxl"]: "holds a tensor .* it is another kind of file",
+        lora_file(tmp_path / "wide.safetensors", {"emb_params": (3, width + 32)}): "was made for another text encoder",
+        lora_file(
+            tmp_path / "long.safetensors", {"emb_params": (78, width)}
+        ): "holds a tensor .* it is another kind of file",
+    }
+    for path, words in bad.items():
+        with pytest.raises(ModelError, match=rf"embedding 'mine' \('{re.escape(path)}'\) {words}") as caught:
+            sdsage.Context(embedding(files, path))
+        assert caught.value.exit_code == 2
+    with sdsage.Context(embedding(files, good)) as ctx:
+        assert ctx.supports_image
+    with pytest.raises(ModelError, match="this model has no CLIP text encoder"):
+        sdsage.Context(embedding(preset_files("tiny"), good))
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        (
+            "control_net_path",
+            "--control-net '{}' does not hold tensor '.*' of a ControlNet: it is another",
+        ),
+        ("photo_maker_path", "--photo-maker '{}' holds no encoder of faces: it is another kind of file"),
+    ],
+)
+def test_other_files_in_the_slots_of_pictures(field: str, words: str, preset_files: Any, tmp_path: Path) -> None:
+    files = preset_files("tiny-flux")
+    other = files["taesd"]
+    with pytest.raises(ModelError, match=words.format(re.escape(other))) as caught:
+        sdsage.Context(ctx_params(files, **{field: other}))
+    assert caught.value.exit_code == 2
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(Path(other).read_bytes()[:100_000])
+    with pytest.raises(ModelError, match=r"cut\.safetensors"):
+        sdsage.Context(ctx_params(files, **{field: str(cut)}))
+
+
+def test_a_vae_beside_a_tiny_autoencoder_is_looked_at_and_said(preset_files: Any) -> None:
+    """The engine decodes with one of the two."""
+    files, heard = preset_files("tiny-flux"), []
+    vae = preset_files("tiny")["vae"]
+    with sdsage.Context(ctx_params(files, vae_path=vae), on_log=lambda level, line: heard.append(line)) as ctx:
+        assert ctx.supports_image
+    assert any(f"--vae '{vae}' has no effect beside --taesd" in line for line in heard)
+    with pytest.raises(ModelError, match=r"--vae '.*' holds nothing that a VAE for Flux needs: it is another kind"):
+        sdsage.Context(ctx_params(files, vae_path=preset_files("tiny")["t5xxl"]))

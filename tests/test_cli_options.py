@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sdsage import _ffi, params
+from sdsage import _library, params
 from sdsage.cli import docs
 from sdsage.cli.app import VERBS, build_app
 from sdsage.cli.option import GENERATE, Kind, Option
@@ -30,7 +30,7 @@ IDS = [o.name for o in TABLE]
 @cache
 def native_names() -> dict[str, str | None]:
     """Long option -> short option, from `sd-cli --help`."""
-    text = subprocess.run([_ffi.sd_cli_path(), "--help"], capture_output=True, text=True).stdout
+    text = subprocess.run([_library.sd_cli_path(), "--help"], capture_output=True, text=True).stdout
     return {long: short or None for short, long in re.findall(r"^  (?:(-\w), )?(--[\w-]+)", text, flags=re.MULTILINE)}
 
 

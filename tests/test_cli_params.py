@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from sdsage import _ffi
+from sdsage import _library
 from sdsage.cli.app import build_app
 from sdsage.cli.option import GENERATE, IMG, Kind, Option
 from sdsage.cli.options import TABLE
@@ -61,12 +61,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def app() -> Any:
-    return build_app()
+def app(verb: str) -> Any:
+    return build_app(only=verb)
 
 
 def native(folder: Path, verb: str, args: list[str]) -> Any:
-    command = [_ffi.sd_cli_path(), "-M", verb.replace("-", "_"), "--print-params", *args]
+    command = [_library.sd_cli_path(), "-M", verb.replace("-", "_"), "--print-params", *args]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return comparable(json.loads(done.stdout[done.stdout.index('{"ctx"') :]))
@@ -74,7 +74,7 @@ def native(folder: Path, verb: str, args: list[str]) -> Any:
 
 def ours(folder: Path, verb: str, args: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(folder)
-    result = CliRunner().invoke(app(), [verb, "--print-params", *args])
+    result = CliRunner().invoke(app(verb), [verb, "--print-params", *args])
     assert result.exit_code == 0, result.output
     return comparable(json.loads(result.stdout))
 
@@ -128,12 +128,18 @@ def test_dumps_agree(verb: str, option: Option, folder: Path, monkeypatch: pytes
     dump = ours(folder, verb, args, monkeypatch)
     assert dump == native(folder, verb, args)
     if option.name not in OUTSIDE and option.only in (None, verb):
-        assert dump != baseline(folder, verb, sized, option.name, monkeypatch), "the value did not reach the struct"
+        base = ["-m", "model.gguf", *WITH.get(option.name, []), *(SIZE if sized else [])]
+        assert dump != baseline(folder, verb, tuple(base), monkeypatch), "the value did not reach the struct"
 
 
-def baseline(folder: Path, verb: str, sized: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    args = ["-m", "model.gguf", *WITH.get(name, []), *(SIZE if sized else [])]
-    return ours(folder, verb, args, monkeypatch)
+BASELINES: dict[tuple[str, tuple[str, ...]], Any] = {}
+
+
+def baseline(folder: Path, verb: str, args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What `args` give; most options have the same ones beside them."""
+    if (verb, args) not in BASELINES:
+        BASELINES[verb, args] = ours(folder, verb, list(args), monkeypatch)
+    return BASELINES[verb, args]
 
 
 LORAS = "a <lora:style:0.8> cat <lora:detail:-0.5><lora:style:0.25> <lora:{sub}x4:1.5>"

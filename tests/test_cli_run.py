@@ -25,9 +25,9 @@ from sdsage.cli.settings import merge
 from sdsage.errors import GenerationError
 from sdsage.media import read_metadata
 
-VIDEO = ["vid-gen", "--preset", "tiny", "-W", "32", "-H", "32", "--video-frames", "5", "--steps", "1"]
+VIDEO = ["vid-gen", "--preset", "tiny", "-W", "32", "-H", "32", "--video-frames", "5", "--steps", "1", "-t", "1"]
 VIDEO += ["--high-noise-steps", "1", "-p", "a cat"]
-PICTURE = ["img-gen", "--preset", "tiny-flux", "-W", "32", "-H", "32", "--steps", "1", "-p", "a cat"]
+PICTURE = ["img-gen", "--preset", "tiny-flux", "-W", "32", "-H", "32", "--steps", "1", "-t", "1", "-p", "a cat"]
 
 SDSAGE = [sys.executable, "-m", "sdsage"]
 
@@ -38,8 +38,8 @@ def environment() -> dict[str, str]:
 
 
 @cache
-def app() -> Any:
-    return build_app()
+def app(verb: str = "") -> Any:
+    return build_app(only=verb)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,8 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
 
 
 def run(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(app(), list(args))
+    verb = next((word for word in args if not word.startswith("-")), "")  # as the entry point does
+    result = CliRunner().invoke(app(verb), list(args))
     assert result.exit_code == code, result.output
     return result
 
@@ -142,6 +143,30 @@ def test_strict_names_both_neighbours(folder: Path) -> None:
         "error: frame count 7 is not possible with this model: use 5 or 9",
     ]
     assert os.listdir(folder) == []
+
+
+def test_strict_and_metadata_cover_the_hires_pass(folder: Path) -> None:
+    args = [*PICTURE, "--hires", "--hires-scale", "1.2", "--hires-steps", "1", "-q"]
+    result = run(*args, "--strict", "-o", "a.png", code=2)
+    assert [line for line in result.stderr.splitlines() if line.startswith("error: ")] == [
+        "error: hires width 38 is not possible with this model: use 32 or 40",
+        "error: hires height 38 is not possible with this model: use 32 or 40",
+    ]
+    assert os.listdir(folder) == []
+    result = run(*args, "-o", "a.png")
+    assert result.stderr.count("warning: hires width 38 is not possible with this model: using 40") == 1
+    assert "align" not in result.stderr
+    metadata = read_metadata("a.png")
+    assert metadata is not None
+    assert (metadata.data["width"], metadata.data["height"]) == (40, 40)
+    assert len(metadata.data["adjusted"]) == 2
+    assert frames_of("a.png").shape == (1, 40, 40, 3)
+
+
+def test_a_video_that_becomes_one_frame_fits_in_a_picture(folder: Path) -> None:
+    run(*VIDEO, "--video-frames", "3", "-o", "cat.png", "-q")
+    assert frames_of("cat.png").shape == (1, 32, 32, 3)
+    assert "5 frames" in run(*VIDEO, "--video-frames", "7", "-o", "dog.png", code=2).stderr
 
 
 def test_numbered_frames_begin_where_asked() -> None:
@@ -235,6 +260,7 @@ BAD = {
     "not a picture": ([*VIDEO, "-i", "note.txt"], "note.txt is not an image"),
     "zero size": ([*VIDEO, "-W", "0"], "--width 0 can't be used"),
     "absurd size": ([*PICTURE, "-H", "99999"], "--height 99999 can't be used"),
+    "no memory": ([*VIDEO, "-W", "16384", "-H", "16384", "-o", "c.gif"], "needs at least 256.0 GiB, and cpu has"),
     "no frames": ([*VIDEO, "--video-frames", "0"], "--video-frames 0 can't be used"),
     "nan": ([*VIDEO, "--cfg-scale", "nan"], "--cfg-scale nan can't be used"),
     "unknown sampler": ([*VIDEO, "--sampling-method", "eulr"], "did you mean euler?"),

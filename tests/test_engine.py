@@ -10,7 +10,7 @@ from conftest import ctx_params, small_image, small_video
 from PIL import Image
 
 import sdsage
-from sdsage._ffi import sd_cli_path
+from sdsage._library import sd_cli_path
 
 
 def sd_cli(out: Path, mode: str, files: dict[str, str], *options: str) -> np.ndarray[Any, Any]:
@@ -24,7 +24,7 @@ def sd_cli(out: Path, mode: str, files: dict[str, str], *options: str) -> np.nda
     return np.stack([np.asarray(Image.open(p)) for p in sorted(out.glob("sd_*.png"))])
 
 
-SMALL = ["-W", "64", "-H", "64", "-s", "7", "-p", "a lovely cat", "--steps", "2", "--sampling-method", "euler"]
+SMALL = ["-W", "32", "-H", "32", "-s", "7", "-p", "a lovely cat", "--steps", "2", "--sampling-method", "euler"]
 BOTH = [
     "--cfg-scale",
     "3.5",
@@ -44,7 +44,7 @@ def test_tiny_video(video_context: Any, preset_files: Any, tmp_path: Path) -> No
 
 
 def test_tiny_image_to_video(preset_files: Any, tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "in.png")
     files = preset_files("tiny-i2v")
     with sdsage.Context(ctx_params(files, vae_decode_only=False)) as ctx:
@@ -58,13 +58,13 @@ def test_tiny_image_to_video(preset_files: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("picture", [False, True])
 def test_tiny_ti2v(picture: bool, preset_files: Any) -> None:
     """48 latent channels and the 2.2 VAE, with and without a first frame."""
-    first = np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8) if picture else None
+    first = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8) if picture else None
     with sdsage.Context(ctx_params(preset_files("tiny-ti2v"), vae_decode_only=False)) as ctx:
         assert ctx.version_name == "Wan 2.2 TI2V"
         job = small_video(init_image=first)
         job.high_noise_sample_params.sample_steps = -1
         frames = ctx.generate_video(job).frames
-    assert frames.shape == (5, 64, 64, 3)
+    assert frames.shape == (5, 32, 32, 3)
     assert frames.std() > 5
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -202,7 +202,6 @@ def test_still_clip_keeps_its_length(tmp_path: Path) -> None:
     assert np.abs(shown.astype(int) - 200).max() <= 1
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     count=st.integers(1, 5),
     height=st.integers(1, 40),

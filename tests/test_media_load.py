@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -132,7 +132,6 @@ def test_resize_is_the_mean_of_the_area_in_linear_light(tmp_path: Path) -> None:
     assert enlarged[0, :, 0].tolist() == [0, 0, 90, 90, 255, 255]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     source=st.tuples(st.integers(1, 70), st.integers(1, 70)),
     target=st.tuples(st.integers(1, 70), st.integers(1, 70)),
@@ -185,7 +184,6 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         load_image(tmp_path / "whole.png", channels=4)  # type: ignore[arg-type]
 
 
-@settings(max_examples=150, deadline=None)
 @given(suffix=st.sampled_from(["png", "jpg", "bmp", "gif", "webp", "ppm", "tga"]), data=st.data())
 def test_damage_never_escapes_as_another_error(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, data: st.DataObject

@@ -9,7 +9,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
@@ -61,7 +61,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(text=st.text(max_size=40), data=st.dictionaries(st.text(max_size=5), json_values, max_size=3))
 def test_any_text_round_trips(tmp_path_factory: pytest.TempPathFactory, text: str, data: dict[str, Any]) -> None:
     folder = tmp_path_factory.mktemp("meta")

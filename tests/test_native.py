@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BUILD, ROOT, ctx_params, small_video
+from conftest import BUILD, ROOT, ctx_params, small_image
 
 import sdsage
 from sdsage import _ffi
-from sdsage._ffi import ffi, lib, library_dir, text
+from sdsage._ffi import ffi, lib, text
+from sdsage._library import cdef_path, library_path
 
-LIBRARY = library_dir() / "libsdsage.so"
+LIBRARY = library_path()
 
 
 def declared_functions() -> set[str]:
@@ -57,49 +58,22 @@ other = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 assert other.ggml_type_size(0) == 4          # it is the other one, and it works
 import sdsage
 sys.path.insert(0, sys.argv[2])
-from conftest import ctx_params, small_video
+from conftest import ctx_params, small_image
 from sdsage import presets
-files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+files = {k: v for k, v in presets.load("tiny-flux").options.items() if str(v).endswith((".gguf", ".safetensors"))}
 with sdsage.Context(ctx_params(files)) as ctx:
-    sys.stdout.buffer.write(ctx.generate_video(small_video()).frames.tobytes())
+    sys.stdout.buffer.write(ctx.generate_image(small_image()).frames.tobytes())
 """
 
 
-def test_another_ggml_loaded_globally_first_changes_nothing(
-    upstream_tree: Path, tmp_path: Path, video_context: Any
-) -> None:
+def test_another_ggml_loaded_globally_first_changes_nothing(flux_context: Any) -> None:
     """A ggml with another GGML_MAX_NAME (64, ggml's own default) in the same process: neither calls into the other."""
-    source = upstream_tree / "ggml" / "src"
-    names = (
-        "ggml.c",
-        "ggml-alloc.c",
-        "ggml-backend.cpp",
-        "ggml-opt.cpp",
-        "ggml-threading.cpp",
-        "ggml-quants.c",
-        "gguf.cpp",
-    )
-    objects = []
-    for name in names:
-        objects.append(tmp_path / f"{name}.o")
-        compiler = "cc" if name.endswith(".c") else "c++"
-        flags = [
-            "-O0",
-            "-fPIC",
-            "-D_GNU_SOURCE",
-            '-DGGML_VERSION="0"',
-            '-DGGML_COMMIT="0"',
-            f"-I{source}",
-            f"-I{source.parent / 'include'}",
-        ]
-        subprocess.run([compiler, *flags, "-c", source / name, "-o", objects[-1]], check=True)
-    other = tmp_path / "libggml-other.so"
-    subprocess.run(["c++", "-shared", *objects, "-o", other, "-lm", "-lpthread"], check=True)
+    other = BUILD / "bin" / "libggml-other.so"
     listed = subprocess.run(["nm", "-D", "--defined-only", other], capture_output=True, text=True, check=True).stdout
     assert " ggml_init\n" in listed
     done = subprocess.run([sys.executable, "-P", "-c", BESIDE, other, ROOT / "tests"], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout == video_context.generate_video(small_video()).frames.tobytes()
+    assert done.stdout == flux_context.generate_image(small_image()).frames.tobytes()
 
 
 def test_exception_becomes_error(preset_files: Any, tmp_path: Path) -> None:
@@ -171,7 +145,7 @@ def _pythonpath() -> str:
     return os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
 
 
-def test_one_job_at_a_time(preset_files: Any, video_context: Any) -> None:
+def test_one_job_at_a_time(preset_files: Any, flux_context: Any) -> None:
     """Two contexts in two threads: jobs wait for each other, and no callback hears the other's job."""
     heard: dict[str, list[Any]] = {"a": [], "b": []}
     spans: dict[str, list[str]] = {"order": []}
@@ -183,13 +157,13 @@ def test_one_job_at_a_time(preset_files: Any, video_context: Any) -> None:
 
         return on_progress
 
-    with sdsage.Context(ctx_params(preset_files("tiny"))) as second:
-        jobs = {"a": (video_context, small_video(seed=1)), "b": (second, small_video(seed=2))}
+    with sdsage.Context(ctx_params(preset_files("tiny-flux"))) as second:
+        jobs = {"a": (flux_context, small_image(seed=1)), "b": (second, small_image(seed=2))}
         made: dict[str, Any] = {}
 
         def work(name: str) -> None:
             ctx, job = jobs[name]
-            made[name] = ctx.generate_video(job, on_progress=listen(name)).frames
+            made[name] = ctx.generate_image(job, on_progress=listen(name)).frames
 
         threads = [threading.Thread(target=work, args=(name,)) for name in jobs]
         for t in threads:
@@ -202,12 +176,12 @@ def test_one_job_at_a_time(preset_files: Any, video_context: Any) -> None:
     assert (made["a"] != made["b"]).any()
 
 
-def test_a_callback_cannot_start_a_job(video_context: Any) -> None:
+def test_a_callback_cannot_start_a_job(flux_context: Any) -> None:
     def on_progress(p: Any) -> None:
-        video_context.generate_video(small_video())
+        flux_context.generate_image(small_image())
 
     with pytest.raises(sdsage.SdsageError, match="callback can't start another native job"):
-        video_context.generate_video(small_video(), on_progress=on_progress)
+        flux_context.generate_image(small_image(), on_progress=on_progress)
 
 
 def test_the_c_example_on_the_installed_tree(preset_files: Any, tmp_path: Path) -> None:
@@ -236,7 +210,7 @@ def test_the_c_example_on_the_installed_tree(preset_files: Any, tmp_path: Path) 
 def test_a_mismatched_library_is_an_import_error(tmp_path: Path) -> None:
     """Size and last offset of each struct are compared with cdef.h."""
     shutil.copy(LIBRARY, tmp_path)
-    cdef = (library_dir() / "cdef.h").read_text()
+    cdef = cdef_path().read_text()
     assert cdef.count(" float max_vram;") == 1
     (tmp_path / "cdef.h").write_text(cdef.replace(" float max_vram;", " float max_vram; int more;"))
     done = subprocess.run(
@@ -253,22 +227,44 @@ def test_another_abi_is_an_import_error(tmp_path: Path) -> None:
     source = tmp_path / "other.c"
     source.write_text("int sdsage_abi_version(void) { return 99; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", source, "-o", tmp_path / "libsdsage.so"], check=True)
-    shutil.copy(library_dir() / "cdef.h", tmp_path)
+    shutil.copy(cdef_path(), tmp_path)
     env = {**os.environ, "SDSAGE_LIB_DIR": str(tmp_path)}
     command = [sys.executable, "-P", "-c", "import sdsage; sdsage.devices()"]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert "ImportError: libsdsage has ABI version 99, this package needs 1" in done.stderr
 
 
-def test_a_missing_library_is_named(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", "import sdsage; sdsage.devices()"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "SDSAGE_LIB_DIR": str(tmp_path)},
-    )
-    assert "ImportError: sdsage's native library is not built" in done.stderr
-    assert str(tmp_path / "cdef.h") in done.stderr
+def import_alone(folder: Path) -> subprocess.CompletedProcess[str]:
+    """`import sdsage`, and nothing else, with the library of another folder."""
+    env = {**os.environ, "SDSAGE_LIB_DIR": str(folder)}
+    return subprocess.run([sys.executable, "-P", "-c", "import sdsage"], capture_output=True, text=True, env=env)
+
+
+@pytest.mark.parametrize("missing", ["cdef.h", "libsdsage.so"])
+def test_importing_without_the_library_names_the_path(missing: str, tmp_path: Path) -> None:
+    for path in (cdef_path(), library_path()):
+        if path.name != missing:
+            (tmp_path / path.name).symlink_to(path)
+    done = import_alone(tmp_path)
+    assert done.returncode == 1
+    assert f"ImportError: sdsage's native library is not built: {tmp_path / missing} is missing" in done.stderr
+
+
+def test_importing_beside_declarations_of_another_version_shows_both(tmp_path: Path) -> None:
+    (tmp_path / "libsdsage.so").symlink_to(library_path())
+    text = cdef_path().read_text()
+    for first, shown in (("/* ABI 99 */\n", "99"), ("", "none")):
+        (tmp_path / "cdef.h").write_text(text.replace("/* ABI 1 */\n", first))
+        done = import_alone(tmp_path)
+        assert done.returncode == 1
+        assert f"ImportError: {tmp_path / 'cdef.h'} has ABI version {shown}, this package needs 1" in done.stderr
+    (tmp_path / "cdef.h").write_text(text)
+    assert import_alone(tmp_path).returncode == 0
+
+
+def test_importing_loads_no_native_code() -> None:
+    code = "import sdsage, sys; assert not {'cffi', 'numpy', 'sdsage._ffi'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
 def test_ggml_max_name_is_upstream_s_in_every_target() -> None:
@@ -279,7 +275,7 @@ def test_ggml_max_name_is_upstream_s_in_every_target() -> None:
     users = [
         c for c in commands if "/ggml/" in c["file"] or "/native/" in c["file"] or "stable-diffusion.cpp" in c["file"]
     ]
-    ggml_users = [c for c in users if "params_json" not in c["file"]]
+    ggml_users = [c for c in users if "params_json" not in c["file"] and "ggml-other" not in c["output"]]
     assert len(ggml_users) > 20
     for c in ggml_users:
         assert "-DGGML_MAX_NAME=128" in c["command"], c["file"]

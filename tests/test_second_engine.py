@@ -15,7 +15,7 @@ import pytest
 from conftest import BUILD, ROOT
 from PIL import Image
 
-from sdsage._ffi import sd_cli_path
+from sdsage._library import sd_cli_path
 
 pytestmark = pytest.mark.slow
 PATCHED = ROOT / "native" / "ggml-patched"

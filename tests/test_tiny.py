@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -130,13 +130,11 @@ def check_round_trip(name: str, tensors: list[Tensor]) -> None:
         assert error <= (0.0 if dtype == "F32" else limit)
 
 
-@settings(deadline=None)
 @given(tensor_lists((DType.F32, DType.F16, DType.Q8_0)))
 def test_gguf_round_trip(tensors: list[Tensor]) -> None:
     check_round_trip("x.gguf", tensors)
 
 
-@settings(deadline=None)
 @given(tensor_lists((DType.F32, DType.F16)))
 def test_safetensors_round_trip(tensors: list[Tensor]) -> None:
     check_round_trip("x.safetensors", tensors)

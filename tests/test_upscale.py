@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import sdsage
-from sdsage._ffi import sd_cli_path
+from sdsage._library import sd_cli_path
 
 FEATURES, GROWTH = 64, 32  # the engine knows ESRGAN with these channels only
 
@@ -70,7 +70,7 @@ def test_upscale(factor: int, tmp_path: Path) -> None:
 
 def test_upscale_in_tiles(tmp_path: Path) -> None:
     """Tiles overlap and are blended: repeating pixels, they agree where they meet."""
-    pixels = picture(70, 90)
+    pixels = picture(40, 50)
     with sdsage.Upscaler(write_repeater(tmp_path / "model.safetensors", 2), n_threads=1, tile_size=32) as upscaler:
         made = upscaler.upscale(pixels)
     assert np.abs(made.astype(int) - repeated(pixels, 2)).max() <= 1
@@ -101,7 +101,7 @@ def test_verb_and_sd_cli_write_the_same_picture(tmp_path: Path) -> None:
 def test_a_generation_is_upscaled(tmp_path: Path) -> None:
     """`img-gen --upscale-model` gives the picture of the same seed, repeated."""
     model = write_repeater(tmp_path / "model.safetensors", 2)
-    common = ["--preset", "tiny-flux", "-p", "a cat", "-W", "64", "-H", "64", "--steps", "1", "-t", "1"]
+    common = ["--preset", "tiny-flux", "-p", "a cat", "-W", "32", "-H", "32", "--steps", "1", "-t", "1"]
     for name, more in (("plain", []), ("large", ["--upscale-model", str(model)])):
         command = [sys.executable, "-P", "-m", "sdsage", "img-gen", *common, *more, "-o", str(tmp_path / f"{name}.png")]
         subprocess.run(command, check=True, capture_output=True)

@@ -34,6 +34,7 @@ MODEL = "src/model.cpp"
 WAN = "src/wan.hpp"
 CLIP = "src/clip.hpp"
 UTIL = "src/util.cpp"
+EXTEND = "src/ggml_extend.hpp"
 CLI = "examples/cli/main.cpp"
 
 SIZES = Group(
@@ -190,6 +191,13 @@ SEAM = Group(
             "    }\n"
             "    sdsage::StageScope stage(sdsage::Stage::decode);\n",
         ),
+        Edit(EXTEND, ">", '#include "ggml_extend_backend.hpp"\n', '#include "sdsage_seam.hpp"\n'),
+        Edit(
+            EXTEND,
+            ">",
+            "            ggml_backend_cpu_set_n_threads(runtime_backend, n_threads);\n",
+            "            ggml_backend_cpu_set_abort_callback(runtime_backend, sdsage::stop_graph, nullptr);\n",
+        ),
         Edit(MODEL, ">", '#include "zip.h"\n', '#include "sdsage_seam.hpp"\n'),
         Edit(
             MODEL,
@@ -290,11 +298,16 @@ FILES = Group(
             "            return false;\n"
             "        }\n",
         ),
+        Edit("src/control.hpp", ">", '#include "model.h"\n', '#include "sdsage_files.hpp"\n'),
         Edit(
-            SD,
+            "src/control.hpp",
             ">",
-            "                    LOG_WARN(\"loading stacked ID embedding from '%s' failed\", sd_ctx_params->photo_maker_path);\n",
-            "                    return false;\n",
+            "        LOG_INFO(\"loading control net from '%s'\", file_path.c_str());\n",
+            "        std::map<std::string, ggml_tensor*> wanted;\n"
+            "        control_net.get_param_tensors(wanted);\n"
+            '        if (!sdsage::check_network<ModelLoader>({"--control-net", file_path.c_str(), "ControlNet"}, wanted)) {\n'
+            "            return false;\n"
+            "        }\n",
         ),
         Edit(
             SD,
@@ -372,7 +385,7 @@ LOG = Group(
     edits=(
         Edit(UTIL, "<", "#define LOG_BUFFER_SIZE 4096\n", '#include "sdsage_seam.hpp"\n\n'),
         Edit(UTIL, "=", "static char log_buffer[LOG_BUFFER_SIZE + 1];", "char log_buffer[LOG_BUFFER_SIZE + 1];"),
-        Edit(UTIL, "<", "    if (sd_log_cb) {\n", "    sdsage::note_log(level, log_buffer);\n"),
+        Edit(UTIL, "=", "    if (sd_log_cb) {\n", "    if (sdsage::note_log(level, log_buffer) && sd_log_cb) {\n"),
         Edit("src/lora.hpp", "=", "                    print_ggml_tensor(kv.second, true);\n", ""),
         Edit(
             MODEL,
@@ -386,7 +399,7 @@ LOG = Group(
 DEVICE = Group(
     name="device",
     why="Upstream always takes the first GPU: the caller's choice comes first (sdsage_set_device).",
-    guard="tests/test_context.py::test_device_cpu",
+    guard="tests/test_context.py::test_the_engine_asks_for_the_chosen_device",
     drop="sd_ctx_params_t has a device field",
     edits=(
         Edit(UTIL, "<", "ggml_backend_t sd_get_default_backend() {", "ggml_backend_t sdsage_requested_backend();\n\n"),
@@ -397,6 +410,47 @@ DEVICE = Group(
             "    if (ggml_backend_t requested = sdsage_requested_backend()) {\n        return requested;\n    }\n",
         ),
     ),
+)
+
+SHIFT = Group(
+    name="shift",
+    why="With a prediction that the caller gives, upstream leaves the model's own flow shift infinite, and every latent"
+    " becomes NaN. Results differ where they were NaN.",
+    guard="tests/test_context.py::test_a_given_prediction_keeps_the_model_s_flow_shift",
+    drop="default_flow_shift is set whether or not the prediction is given",
+    edits=(
+        Edit(
+            SD,
+            "=",
+            "if (pred_type == PREDICTION_COUNT) {",
+            "if (pred_type == PREDICTION_COUNT || !sd_version_is_sd2(version)) {",
+        ),
+        Edit(
+            SD,
+            "<",
+            "            switch (pred_type) {\n",
+            "            if (sd_ctx_params->prediction != PREDICTION_COUNT) {\n"
+            "                pred_type = sd_ctx_params->prediction;\n"
+            "            }\n",
+        ),
+        Edit(
+            SD,
+            "=",
+            "            flow_denoiser->set_shift(flow_shift);\n",
+            "            if (std::isfinite(flow_shift)) {  // else the denoiser's own\n"
+            "                flow_denoiser->set_shift(flow_shift);\n"
+            "            }\n",
+        ),
+    ),
+)
+
+RANDOM = Group(
+    name="random",
+    why="Upstream's Philox is named a port of a file under the AGPL. Ours is written from the paper and gives the same"
+    " numbers.",
+    guard="tests/test_philox.py",
+    drop="the origin of rng_philox.hpp is cleared",
+    edits=(Edit(SD, "=", '#include "rng_philox.hpp"\n', '#include "sdsage_philox.hpp"\n'),),
 )
 
 SD_CLI = Group(
@@ -648,4 +702,4 @@ FLASH = Group(
     ),
 )
 
-GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SD_CLI, SAGE, FLASH)
+GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SHIFT, RANDOM, SD_CLI, SAGE, FLASH)

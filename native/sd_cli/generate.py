@@ -2,7 +2,7 @@
 
     python generate.py --headers stable-diffusion.h sdsage.h --out DIR
 
-DIR/cdef.h              both headers without preprocessor lines, for cffi
+DIR/cdef.h              the ABI version, and both headers without preprocessor lines, for cffi
 DIR/sdsage_layout.inc   size and offset of the last field of every struct, as the compiler sees them
 DIR/params_json.cpp     sdsage_params_json: the parameter structs as JSON
 DIR/sdsage.map          the functions of both headers, as the only visible symbols
@@ -29,6 +29,14 @@ def clean(text: str) -> str:
     text = re.sub(r"\bSD_API\s+", "", text)
     text = re.sub(r"[ \t]+", " ", text)
     return re.sub(r"\n\s*\n+", "\n", text).strip() + "\n"
+
+
+def abi_version(headers: list[Path]) -> str:
+    """SDSAGE_ABI_VERSION: the package compares it before it loads the library."""
+    (version,) = re.findall(
+        r"#define SDSAGE_ABI_VERSION (\d+)", "".join(h.read_text(encoding="utf-8") for h in headers)
+    )
+    return str(version)
 
 
 def structs(cdef: str) -> dict[str, list[Field]]:
@@ -234,7 +242,7 @@ def main() -> None:
     known = structs(cdef)
     args.out.mkdir(parents=True, exist_ok=True)
     outputs = {
-        "cdef.h": cdef,
+        "cdef.h": f"/* ABI {abi_version(args.headers)} */\n{cdef}",
         "sdsage_layout.inc": layout(known),
         "params_json.cpp": params_json(known),
         "sdsage.map": version_script(cdef),

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from sdsage import presets
+
 from .app import SWITCH_NOTE, VERBS
 from .option import GENERATE, Kind, Option, Panel
 from .options import REMOVED, RENAMED, TABLE, of_verb
@@ -58,12 +60,19 @@ def document() -> str:
 
 def _lines() -> Iterator[str]:
     yield _HEAD.rstrip("\n")
+    yield from _presets()
     yield f"\n{SWITCH_NOTE}"
     yield from _section("sdsage vid-gen, sdsage img-gen", ("vid-gen", "img-gen"))
     for verb in VERBS:
         if verb not in GENERATE:
             yield from _section(f"sdsage {verb}", (verb,))
     yield from _old_names()
+
+
+def _presets() -> Iterator[str]:
+    yield "\n| preset | verb | what it is |\n|---|---|---|"
+    for name in presets.names():
+        yield f"| `{name}` | `{presets.mode(name)}` | {presets.describe(name)} |"
 
 
 def _section(title: str, verbs: tuple[str, ...]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdsage._bounds import aligned_frames
 from sdsage.errors import BadRequest
 
 from .job import Job, build, resolve
@@ -76,7 +77,7 @@ def plan(settings: Settings) -> "Output | None":
         return plan_output(
             settings["output"] or DEFAULT_OUTPUT[settings.verb],
             video=video,
-            count=settings["video_frames"] if video else settings["batch_count"],
+            count=aligned_frames(settings["video_frames"]) if video else settings["batch_count"],
             overwrite=settings["overwrite"],
             begin_index=settings["output_begin_idx"],
         )
@@ -88,10 +89,12 @@ def plan(settings: Settings) -> "Output | None":
 def generate(job: Job, output: "Output") -> Run:
     """Loads the model, generates, upscales and writes."""
     from sdsage import Context
+    from sdsage._memory import costs
 
     from .preview import PreviewFile, engine_preview
 
     settings = job.settings
+    costs(job.ctx, settings["device"]).check(job.gen)
     with Reporter(settings) as reporter:
         reporter.shown.update(settings.warnings)
         if settings["seed"] < 0:
@@ -129,8 +132,7 @@ def start(context: "Context", job: Job, more: dict[str, Any]) -> "Result":
 
 def check_size(context: "Context", job: Job, reporter: Reporter) -> None:
     """One warning, or with --strict one error, for each size or frame count that the model can't take."""
-    frames = None if job.settings.verb == IMG else job.count
-    found = context.check_size(job.gen.width, job.gen.height, frames)
+    found = context.check_size(job.gen)
     if found and job.settings["strict"]:
         raise BadRequest("\n".join(map(_strict, found)))
     for a in found:

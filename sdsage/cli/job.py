@@ -38,11 +38,6 @@ class Job:
     seed: int
     loras: list[Lora]
 
-    @property
-    def count(self) -> int:
-        """Frames of the video, or pictures of the batch, as asked for."""
-        return int(self.settings["batch_count" if self.settings.verb == IMG else "video_frames"])
-
 
 @dataclass(frozen=True)
 class Resolved:

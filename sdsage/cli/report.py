@@ -26,7 +26,7 @@ STAGES = {
 }
 _SOURCE = re.compile(r"^\S+\.[ch]pp:\d+\s*- ")  # "wan.hpp:123 - " in front of the engine's messages
 # Messages that are said better elsewhere: in the warning before the run, and in the error that ends it.
-_KNOWN = re.compile(r"align generation request up|ampling failed")
+_KNOWN = re.compile(r"align (generation request|hires target) up|ampling failed")
 _PICTURES = ("init_img", "end_img", "ref_image", "control_image", "control_video")
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "green", "debug": "dim", "note": "cyan"}
 _ANSI = {"error": "1;31", "warning": "33", "info": "32", "debug": "2", "note": "36"}

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,14 @@ inline std::vector<int> slot_files(const std::vector<Slot> & slots, const std::v
     return found;
 }
 
+inline std::string shape_text(const int64_t * ne) {
+    std::string s = "[";
+    for (int i = 0; i < 4; i++) {
+        s += (i ? ", " : "") + std::to_string(ne[i]);
+    }
+    return s + "]";
+}
+
 // Every tensor lies inside its file, and there is one at all.
 template <class Loader>
 bool check_whole(Loader & loader) {
@@ -87,6 +96,96 @@ bool check_whole(Loader & loader) {
         return false;
     }
     return true;
+}
+
+// Every named embedding is one: a few rows, as wide as the tokens of a CLIP text encoder that is there.
+template <class Loader>
+bool check_embeddings(const sd_ctx_params_t & params, Loader & model) {
+    constexpr int64_t prompt_tokens = 77;
+    std::set<int64_t> widths;
+    for (const auto & [name, t] : model.get_tensor_storage_map()) {
+        if (ends_with(name, "token_embedding.weight")) {
+            widths.insert(t.ne[0]);
+        }
+    }
+    for (uint32_t i = 0; i < params.embedding_count; i++) {
+        const std::string named =
+            sd_format("embedding '%s' ('%s')", SAFE_STR(params.embeddings[i].name), SAFE_STR(params.embeddings[i].path));
+        Loader file;
+        if (!file.init_from_file_and_convert_name(SAFE_STR(params.embeddings[i].path))) {
+            reject(named + " can't be read: the file is missing, damaged or of an unknown format");
+            return false;
+        }
+        if (!check_whole(file)) {
+            return false;
+        }
+        bool fits = false;
+        for (const auto & [name, t] : file.get_tensor_storage_map()) {
+            if (t.n_dims > 2 || t.ne[1] > prompt_tokens) {
+                reject(named + " holds a tensor '" + name + "' of " + shape_text(t.ne) + ": it is another kind of file");
+                return false;
+            }
+            fits |= widths.count(t.ne[0]) > 0;
+        }
+        if (!fits) {
+            reject(named + (widths.empty() ? " has no use: this model has no CLIP text encoder" : " was made for another text encoder"));
+            return false;
+        }
+    }
+    return true;
+}
+
+// A network that is loaded from a file of its own: the file is whole, and holds all of it in its sizes.
+template <class Loader>
+bool check_network(const Slot & slot, const std::map<std::string, ggml_tensor *> & wanted) {
+    Loader file;
+    if (!file.init_from_file_and_convert_name(slot.path)) {
+        reject(sd_format("%s '%s' can't be read as a %s: the file is missing, damaged or of an unknown format", slot.flag, slot.path,
+                         slot.what));
+        return false;
+    }
+    if (!check_whole(file)) {
+        return false;
+    }
+    const auto & map = file.get_tensor_storage_map();
+    for (const auto & [name, tensor] : wanted) {
+        const auto it = map.find(name);
+        if (it == map.end()) {
+            reject(sd_format("%s '%s' does not hold tensor '%s' of a %s: it is another kind of file", slot.flag, slot.path, name.c_str(),
+                             slot.what));
+            return false;
+        }
+        if (!std::equal(tensor->ne, tensor->ne + 4, it->second.ne)) {
+            reject(sd_format("%s '%s' does not fit this model: tensor '%s' is %s, the model needs %s", slot.flag, slot.path, name.c_str(),
+                             shape_text(it->second.ne).c_str(), shape_text(tensor->ne).c_str()));
+            return false;
+        }
+    }
+    return true;
+}
+
+// PhotoMaker's file holds LoRA weights and an encoder of faces.
+template <class Loader>
+bool check_photo_maker(const sd_ctx_params_t & params) {
+    const std::string path = SAFE_STR(params.photo_maker_path);
+    if (path.empty()) {
+        return true;
+    }
+    Loader file;
+    if (!file.init_from_file_and_convert_name(path, "pmid.")) {
+        reject("--photo-maker '" + path + "' can't be read: the file is missing, damaged or of an unknown format");
+        return false;
+    }
+    if (!check_whole(file)) {
+        return false;
+    }
+    for (const auto & [name, t] : file.get_tensor_storage_map()) {
+        if (contains(name, "id_encoder.")) {
+            return true;
+        }
+    }
+    reject("--photo-maker '" + path + "' holds no encoder of faces: it is another kind of file");
+    return false;
 }
 
 // After the headers were parsed: every named file is there, whole, and together they are a model we know.
@@ -124,15 +223,7 @@ bool check_parsed(const sd_ctx_params_t & params, Loader & loader) {
             has_wan ? "Wan needs umt5 in --t5xxl" : "give the one that this model needs in --clip_l, --clip_g, --t5xxl or --llm"));
         return false;
     }
-    return true;
-}
-
-inline std::string shape_text(const int64_t * ne) {
-    std::string s = "[";
-    for (int i = 0; i < 4; i++) {
-        s += (i ? ", " : "") + std::to_string(ne[i]);
-    }
-    return s + "]";
+    return check_photo_maker<Loader>(params) && check_embeddings(params, loader);
 }
 
 // Before the weights are read: each file holds what its slot needs, in the sizes that the model has.
@@ -145,8 +236,10 @@ bool check_slots(const sd_ctx_params_t & params, Loader & loader, const std::map
     const auto indexes = slot_files(slots, loader.file_paths());
     for (size_t n = 0; n < slots.size(); n++) {
         const Slot & s = slots[n];
-        if (std::strcmp(s.flag, "--vae") == 0 && SAFE_STR(params.taesd_path)[0] != '\0' && !params.tae_preview_only) {
-            continue;  // upstream decodes with the tiny autoencoder then, and leaves the VAE unread
+        // upstream decodes with the tiny autoencoder, and leaves the VAE unread
+        const bool idle_vae = std::strcmp(s.flag, "--vae") == 0 && SAFE_STR(params.taesd_path)[0] != '\0' && !params.tae_preview_only;
+        if (idle_vae) {
+            LOG_WARN("--vae '%s' has no effect beside --taesd, which decodes; --taesd-preview-only keeps the VAE for the result", s.path);
         }
         // a vision encoder may stay unread: not every model and job looks at pictures
         const char * vision = std::strcmp(s.flag, "--clip_vision") == 0  ? "vision_model."
@@ -157,7 +250,7 @@ bool check_slots(const sd_ctx_params_t & params, Loader & loader, const std::map
             if (static_cast<int>(t.file_index) != indexes[n]) {
                 continue;
             }
-            used += vision != nullptr && contains(name, vision);
+            used += (vision != nullptr && contains(name, vision)) || (idle_vae && contains(name, "decoder."));
             auto it = wanted.find(name);
             if (it == wanted.end()) {
                 continue;

@@ -63,9 +63,18 @@ inline bool check_text_width(const sd_ctx_params_t & params, ModelLoader & loade
     return false;
 }
 
-// The patterns of --tensor-type-rules, before a loader thread meets them.
+// The rules of --tensor-type-rules, before a loader thread meets them. Upstream leaves out one that it can't read.
 inline bool check_rules(const char * rules) {
-    for (const auto & [pattern, type] : parse_tensor_type_rules(SAFE_STR(rules))) {
+    for (const std::string & item : split_string(SAFE_STR(rules), ',')) {
+        if (item.empty()) {
+            continue;
+        }
+        const auto parsed = parse_tensor_type_rules(item);
+        if (parsed.empty()) {
+            reject("--tensor-type-rules: '" + item + "' can't be used: it takes PATTERN=TYPE with a weight type such as f16 or q8_0");
+            return false;
+        }
+        const std::string & pattern = parsed[0].first;
         try {
             std::regex compiled(pattern);
         } catch (const std::regex_error & e) {

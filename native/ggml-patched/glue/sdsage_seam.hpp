@@ -18,12 +18,11 @@ enum class Stage { load, encode_text, encode_image, sample, decode, upscale, con
 enum class Expert { only = 0, low_noise = 1, high_noise = 2 };
 
 void stage_begin(Stage stage, Expert expert, int steps);
-void stage_end(Stage stage);
+void stage_end();
 
 struct StageScope {
-    Stage stage;
-    explicit StageScope(Stage stage, Expert expert = Expert::only, int steps = 0) : stage(stage) { stage_begin(stage, expert, steps); }
-    ~StageScope() { stage_end(stage); }
+    explicit StageScope(Stage stage, Expert expert = Expert::only, int steps = 0) { stage_begin(stage, expert, steps); }
+    ~StageScope() { stage_end(); }
     StageScope(const StageScope &)             = delete;
     StageScope & operator=(const StageScope &) = delete;
 };
@@ -35,7 +34,12 @@ void sage_unavailable(const std::string & why);  // the same for SageAttention w
 bool failed();
 bool cancelled();
 
-void note_log(int level, const char * text);
+// Keeps an error line as the job's reason. False: the line is not worth showing, as it comes of a cancel.
+bool note_log(int level, const char * text);
+
+// For ggml's CPU backend, between two operations: true stops the graph. Only while decoding: there upstream takes a graph that
+// did not finish for a failure, in other stages it aborts the process. Sampling stops between steps.
+bool stop_graph(void *);
 
 // One attention was computed in the stage that is running: by which kernel, and why not by SageAttention if that was wanted.
 void note_attention(const char * kernel, const char * why);

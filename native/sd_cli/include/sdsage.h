@@ -79,7 +79,8 @@ SD_API enum sdsage_expert_t sdsage_last_expert(void);
 SD_API void sdsage_set_event_callback(sdsage_event_cb_t cb, void * data);
 SD_API void sdsage_set_abort_callback(sdsage_abort_cb_t cb, void * data);
 
-/* Asks the running job to stop at its next step; a job that starts later is not touched. Callable from any thread. */
+/* Asks the running job to stop: at its next sampling step, and inside a decode that runs on the CPU. A decode on another device
+ * is finished first. A job that starts later is not touched. Callable from any thread. */
 SD_API void sdsage_cancel(void);
 
 /* Devices that ggml offers. Fields are static strings; kind is "cpu", "gpu", "igpu" or "accel". */

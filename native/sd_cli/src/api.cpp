@@ -39,16 +39,23 @@ bool is_ok(const void * p) { return p != nullptr; }
 bool is_ok(bool b) { return b; }
 bool is_ok(const sd_image_t & i) { return i.data != nullptr; }
 
-// Runs `body` as one job. `none` is returned when it fails; an exception becomes the job's error.
-template <class T, class Body>
-T run(T none, Body body) noexcept {
+void keep(bool) {}
+
+// Runs `body` as one job. `none` is returned when it fails; an exception becomes the job's error. `drop` frees what the body
+// made in a job that failed all the same: a failed job hands out nothing.
+template <class T, class Body, class Drop>
+T run(T none, Body body, Drop drop) noexcept {
     try {
         Job job;
         try {
-            T result      = body();
-            const bool ok = is_ok(result);
-            job.finish(ok);
-            return result;
+            T result = body();
+            if (job.finish(is_ok(result))) {
+                return result;
+            }
+            if (is_ok(result)) {
+                drop(result);
+            }
+            return none;
         } catch (const std::bad_alloc &) {
             job.finish_exception("out of memory");
         } catch (const std::exception & e) {
@@ -86,52 +93,67 @@ using namespace sdsage;
 extern "C" {
 
 SD_API sd_ctx_t * new_sd_ctx(const sd_ctx_params_t * params) {
-    return run((sd_ctx_t *)nullptr, [&]() -> sd_ctx_t * {
-        StageScope stage(Stage::load);
-        return sdsage_inner_new_sd_ctx(params);
-    });
+    return run((sd_ctx_t *)nullptr,
+               [&]() -> sd_ctx_t * {
+                   StageScope stage(Stage::load);
+                   return sdsage_inner_new_sd_ctx(params);
+               },
+               sdsage_inner_free_sd_ctx);
 }
 
 SD_API void free_sd_ctx(sd_ctx_t * ctx) {
     if (ctx == nullptr) {
         return;
     }
-    run(false, [&] {
-        sdsage_inner_free_sd_ctx(ctx);
-        return true;
-    });
+    run(
+        false,
+        [&] {
+            sdsage_inner_free_sd_ctx(ctx);
+            return true;
+        },
+        keep);
 #ifdef __GLIBC__
     malloc_trim(0);  // loader threads leave a model's worth of free memory in glibc's arenas
 #endif
 }
 
 SD_API sd_image_t * generate_image(sd_ctx_t * ctx, const sd_img_gen_params_t * params) {
-    return run((sd_image_t *)nullptr, [&] { return sdsage_inner_generate_image(ctx, params); });
+    return run((sd_image_t *)nullptr, [&] { return sdsage_inner_generate_image(ctx, params); },
+               [&](sd_image_t * made) { sdsage_free_images(made, params->batch_count); });
 }
 
 SD_API sd_image_t * generate_video(sd_ctx_t * ctx, const sd_vid_gen_params_t * params, int * count) {
-    return run((sd_image_t *)nullptr, [&] { return sdsage_inner_generate_video(ctx, params, count); });
+    return run((sd_image_t *)nullptr, [&] { return sdsage_inner_generate_video(ctx, params, count); },
+               [&](sd_image_t * made) { sdsage_free_images(made, *count); });
 }
 
 SD_API upscaler_ctx_t * new_upscaler_ctx(const char * path, bool offload, bool direct, int n_threads, int tile_size) {
-    return run((upscaler_ctx_t *)nullptr, [&]() -> upscaler_ctx_t * {
-        StageScope stage(Stage::load);
-        return sdsage_inner_new_upscaler_ctx(path, offload, direct, n_threads, tile_size);
-    });
+    return run((upscaler_ctx_t *)nullptr,
+               [&]() -> upscaler_ctx_t * {
+                   StageScope stage(Stage::load);
+                   return sdsage_inner_new_upscaler_ctx(path, offload, direct, n_threads, tile_size);
+               },
+               free_upscaler_ctx);
 }
 
 SD_API sd_image_t upscale(upscaler_ctx_t * ctx, sd_image_t image, uint32_t factor) {
-    return run(sd_image_t{}, [&] {
-        StageScope stage(Stage::upscale);
-        return sdsage_inner_upscale(ctx, image, factor);
-    });
+    return run(
+        sd_image_t{},
+        [&] {
+            StageScope stage(Stage::upscale);
+            return sdsage_inner_upscale(ctx, image, factor);
+        },
+        [](const sd_image_t & made) { std::free(made.data); });
 }
 
 SD_API bool convert(const char * input, const char * vae, const char * output, enum sd_type_t type, const char * rules, bool names) {
-    return run(false, [&] {
-        StageScope stage(Stage::convert);
-        return sdsage_inner_convert(input, vae, output, type, rules, names);
-    });
+    return run(
+        false,
+        [&] {
+            StageScope stage(Stage::convert);
+            return sdsage_inner_convert(input, vae, output, type, rules, names);
+        },
+        keep);
 }
 
 int sdsage_abi_version(void) { return SDSAGE_ABI_VERSION; }
@@ -200,10 +222,12 @@ void sdsage_free_latents(sdsage_latents_t * latents, int count) {
 }
 
 sd_image_t * sdsage_decode(sd_ctx_t * ctx, const sdsage_latents_t * latents, const sd_tiling_params_t * tiling, bool video, int * count) {
-    return run((sd_image_t *)nullptr, [&] {
-        const std::vector<int64_t> shape(latents->ne, latents->ne + latents->n_dims);
-        return decode_latents(ctx, latents->data, shape, *tiling, video, count);
-    });
+    return run((sd_image_t *)nullptr,
+               [&] {
+                   const std::vector<int64_t> shape(latents->ne, latents->ne + latents->n_dims);
+                   return decode_latents(ctx, latents->data, shape, *tiling, video, count);
+               },
+               [&](sd_image_t * made) { sdsage_free_images(made, *count); });
 }
 
 }  // extern "C"

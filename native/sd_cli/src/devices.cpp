@@ -8,6 +8,7 @@
 #include "ggml-backend.h"
 #include "ggml_extend_backend.hpp"
 #include "sdsage.h"
+#include "util.h"
 
 std::string sdsage::device_name(ggml_backend_dev_t dev) {
     std::string name = ggml_backend_dev_name(dev);
@@ -71,7 +72,13 @@ const char * kind_name(ggml_backend_dev_t dev) {
 }  // namespace
 
 // Called by upstream's sd_get_default_backend (edits, group "device").
-ggml_backend_t sdsage_requested_backend() { return requested() ? ggml_backend_dev_init(requested(), nullptr) : nullptr; }
+ggml_backend_t sdsage_requested_backend() {
+    if (requested() == nullptr) {
+        return nullptr;
+    }
+    LOG_INFO("device %s, as asked for", user_name(requested()).c_str());
+    return ggml_backend_dev_init(requested(), nullptr);
+}
 
 extern "C" {
 

@@ -130,12 +130,13 @@ Job::~Job() {
     turn.unlock();
 }
 
-void Job::finish(bool ok) {
+bool Job::finish(bool ok) {
     std::lock_guard<std::mutex> lock(current->error_lock);
     if (ok && !current->failed) {
-        current->status = SDSAGE_OK;
-        current->errors.clear();
-    } else if (current->status == SDSAGE_OK) {
+        current->errors.clear();  // the log had them; they stopped nothing
+        return true;
+    }
+    if (current->status == SDSAGE_OK) {
         const bool cancelled = current->cancel;
         current->status      = cancelled ? SDSAGE_CANCELLED : SDSAGE_FAILED;
         if (cancelled) {
@@ -144,6 +145,7 @@ void Job::finish(bool ok) {
             current->errors = { "the engine gave no reason" };
         }
     }
+    return false;
 }
 
 void Job::finish_exception(const std::string & what) {
@@ -171,7 +173,7 @@ void stage_begin(Stage stage, Expert expert, int steps) {
     send(SDSAGE_EVENT_BEGIN, current->stages.back(), 0, 0.0);
 }
 
-void stage_end(Stage) {
+void stage_end() {
     StageState & s = current->stages.back();
     close_step(s);
     if (s.stage == Stage::sample) {
@@ -189,7 +191,7 @@ bool step_begin(int step, bool finite) {
         stop_non_finite(s, n > 1 ? n - 1 : 1);
         return false;
     }
-    if (current->cancel) {
+    if (current->cancel || current->failed) {
         s.step = 0;
         return false;
     }
@@ -231,9 +233,11 @@ bool cancelled() { return current != nullptr && current->cancel; }
 
 bool failed() { return current->failed; }
 
-void note_log(int level, const char * text) {
+bool stop_graph(void *) { return cancelled() && current->stages.back().stage == Stage::decode; }
+
+bool note_log(int level, const char * text) {
     if (level != SD_LOG_ERROR) {
-        return;
+        return true;
     }
     std::string line(text);
     const size_t dash = line.find(" - ");  // upstream puts "file:line - " in front
@@ -244,10 +248,12 @@ void note_log(int level, const char * text) {
         line.pop_back();
     }
     std::lock_guard<std::mutex> job(current_lock);
-    if (current != nullptr) {  // a line outside every job has no owner
-        std::lock_guard<std::mutex> lock(current->error_lock);
-        current->errors.push_back(line);
+    if (current == nullptr) {  // a line outside every job has no owner
+        return true;
     }
+    std::lock_guard<std::mutex> lock(current->error_lock);
+    current->errors.push_back(line);
+    return !current->cancel;
 }
 
 void note_attention(const char * kernel, const char * why) {

@@ -47,8 +47,8 @@ class Job {
     Job(const Job &)             = delete;
     Job & operator=(const Job &) = delete;
 
-    // Call when the body returned: `ok` is its own verdict.
-    void finish(bool ok);
+    // Call when the body returned: `ok` is its own verdict. True if the job did not fail otherwise either.
+    bool finish(bool ok);
     void finish_exception(const std::string & what);
 };
 

@@ -1,0 +1,117 @@
+"""The estimate of memory: what it counts, that it refuses before the work, and that it is below what is used."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, ctx_params, small_image, small_video
+
+from sdsage import BadRequest, _headers, _memory
+from sdsage.tiny import FILES
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("name", ["wan-t2v-low.gguf", "wan21-vae.safetensors", "umt5.gguf", "clip-l.safetensors"])
+def test_headers_are_read(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_bytes(FILES[name].build())
+    assert _headers.tensor_shapes(file) == {t.name: t.shape for t in FILES[name].tensors()}
+
+
+def test_a_damaged_header_tells_nothing(preset_files: Any, tmp_path: Path) -> None:
+    for source in (preset_files("tiny")["diffusion_model"], preset_files("tiny")["vae"]):
+        data = Path(source).read_bytes()
+        for length in (0, 3, 20, 100, 1000):
+            (tmp_path / "cut").write_bytes(data[:length])
+            assert _headers.tensor_shapes(tmp_path / "cut") == {}
+    assert _headers.tensor_shapes(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize(("preset", "last"), [("tiny", (8, 1)), ("tiny-ti2v", (8, 2)), ("tiny-flux", None)])
+def test_the_last_layer_of_the_vae(preset: str, last: tuple[int, int] | None, preset_files: Any) -> None:
+    params = ctx_params(preset_files(preset))
+    assert _memory.costs(params, "cpu") == _memory.Costs(True, last, "cpu", "cpu")
+    params.diffusion_flash_attn = params.keep_vae_on_cpu = True
+    assert _memory.costs(params, "cuda:0") == _memory.Costs(False, last, "cuda:0", "cpu")
+
+
+def test_what_a_job_needs() -> None:
+    costs = _memory.Costs(True, (96, 1), "cuda:0", "cpu")
+    job = small_video(width=640, height=320, video_frames=23)  # 21 are made
+    needs = {n.device + " " + n.what: n.bytes for n in costs.needs(job)}
+    assert needs == {
+        "cpu the finished pictures": 640 * 320 * 3 * 21 * 5,
+        "cuda:0 the attention of the diffusion model": 4 * (20 * 10 * 3) ** 2,
+        "cpu the last layer of the VAE": 640 * 320 * 4 * (96 * 4 + 3 * 17),
+    }
+    picture = small_image(width=512, height=256, batch_count=2)
+    picture.hires.enabled = True
+    picture.hires.scale = 1.5
+    assert [n.bytes for n in costs.needs(picture)] == [768 * 384 * 3 * 2 * 5, 4 * (24 * 12) ** 2, 768 * 384 * 4 * 96]
+    picture.vae_tiling_params.enabled = True
+    assert len(_memory.Costs(False, (96, 1), "cpu", "cpu").needs(picture)) == 1
+
+
+def test_a_job_that_can_t_fit_is_refused_with_numbers(video_context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = small_video()
+    most = max(need.bytes for need in video_context._costs.needs(job))
+    monkeypatch.setattr(_memory, "available", lambda device: most)
+    assert len(video_context.generate_video(job).frames) == 5
+    monkeypatch.setattr(_memory, "available", lambda device: most - 1)
+    with pytest.raises(
+        BadRequest, match=r"32x32 pixels and 5 frames: .* at least 0\.0 GiB, and cpu has 0\.0 GiB free;"
+    ):
+        video_context.generate_video(job)
+
+
+def test_16384_pixels_square_are_refused(video_context: Any, flux_context: Any) -> None:
+    words = (
+        r"the attention of the diffusion model needs at least 256\.0 GiB, and cpu has .* GiB free; choose .*--diffusion"
+    )
+    with pytest.raises(BadRequest, match=words):
+        video_context.generate_video(small_video(width=16384, height=16384))
+    with pytest.raises(BadRequest, match=words):
+        flux_context.generate_image(small_image(width=16384, height=16384))
+
+
+def test_memory_that_is_there() -> None:
+    there = _memory.available("cpu")
+    assert there is not None
+    assert 2**27 < there < 2**50
+    assert _memory.available("tpu:0") is None
+
+
+PEAK = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from conftest import ctx_params, small_image, small_video
+import sdsage
+from sdsage import presets
+def status(name):
+    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024
+options = presets.load(sys.argv[2]).options
+files = {k: v for k, v in options.items() if str(v).endswith((".gguf", ".safetensors"))}
+with sdsage.Context(ctx_params(files)) as ctx:
+    video = ctx.supports_video
+    job = small_video(width=128, height=128) if video else small_image(width=128, height=128)
+    job.sample_params.sample_steps = job.sample_params.guidance.txt_cfg = 1
+    if video:
+        job.high_noise_sample_params.sample_steps = 1
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of loading is forgotten
+    (ctx.generate_video if video else ctx.generate_image)(job)
+    print(max(n.bytes for n in ctx._costs.needs(job)), status("VmHWM") - before)
+"""
+
+
+@pytest.mark.parametrize("preset", ["tiny", "tiny-flux"])
+def test_a_job_takes_more_than_the_estimate(preset: str) -> None:
+    command = [sys.executable, "-P", "-c", PEAK, str(ROOT / "tests"), preset]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    estimate, taken = map(int, done.stdout.split())
+    assert 0 < estimate <= taken
