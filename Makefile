@@ -24,7 +24,7 @@ demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
 
 test: lint native kernels cuda-glue types
-	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest -n auto
+	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest -n auto --dist loadgroup
 
 # What a quick run leaves out: a second engine with the sizes edits alone, and many more examples. About 10 minutes.
 test-slow: $(VENV)/dev native $(VENV)/installed

@@ -1,10 +1,12 @@
-"""Runs jobs with the test library (SageAttention on the CPU) and prints what came out as JSON: see test_sage_engine.py.
+"""sage_worker.py MODEL: runs jobs with SageAttention on the CPU and prints what came out as JSON.
 
+For test_sage_engine.py; it needs the test library (SDSAGE_LIB_DIR).
 A process of its own, because a process loads one libsdsage.
 """
 
 import hashlib
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -96,6 +98,7 @@ MODELS = {"wan": files("tiny"), "flux": files("tiny-flux")}
 
 
 def main() -> None:
+    model = sys.argv[1]
     found: dict[str, Any] = {"no CUDA": refusal((0, 0, b""), "auto"), "native": native_refusal()}
     found["old card"] = refusal((75, 13000, b"80 89"), "auto")
     found["not compiled"] = refusal((120, 13000, b"80 89"), "auto")
@@ -104,20 +107,19 @@ def main() -> None:
     lib.sdsage_test_sage_cpu(*ADA)
     found["sage_info"] = vars(sdsage.sage_info())
     found["broken card"] = broken()
-    for model in MODELS:
-        plain = run(model)
-        runs = {"plain": plain, "zeroed": run(model, break_it=True, sage_attn=True)}
-        for kernel in ("auto", "fp16", "fp8", "fp8++"):
-            runs[kernel] = run(model, sage_attn=True, sage_kernel=kernel)
-        runs["with diffusion_flash_attn"] = run(model, sage_attn=True, diffusion_flash_attn=True)
-        runs["with flash_attn"] = run(model, sage_attn=True, flash_attn=True)
-        runs["flash"] = run(model, diffusion_flash_attn=True)
-        runs["plain again"] = run(model)
-        for one in runs.values():
-            one["psnr"] = psnr(one["latents"], plain["latents"])
-        for one in runs.values():
-            del one["latents"], one["frames"]
-        found[model] = runs
+    plain = run(model)
+    runs = {"plain": plain, "zeroed": run(model, break_it=True, sage_attn=True)}
+    for kernel in ("auto", "fp16", "fp8", "fp8++"):
+        runs[kernel] = run(model, sage_attn=True, sage_kernel=kernel)
+    runs["with diffusion_flash_attn"] = run(model, sage_attn=True, diffusion_flash_attn=True)
+    runs["with flash_attn"] = run(model, sage_attn=True, flash_attn=True)
+    runs["flash"] = run(model, diffusion_flash_attn=True)
+    runs["plain again"] = run(model)
+    for one in runs.values():
+        one["psnr"] = psnr(one["latents"], plain["latents"])
+    for one in runs.values():
+        del one["latents"], one["frames"]
+    found["runs"] = runs
     print(json.dumps(found))
 
 

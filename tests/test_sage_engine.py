@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,29 @@ CALLS = {"wan": 2 * 2 * 2 * 2, "flux": 4 * 2}
 SAGE = ("fp16", "fp8", "fp8++")
 
 
-@pytest.fixture(scope="session")
-def found() -> Any:
-    env = {
-        **os.environ,
-        "SDSAGE_LIB_DIR": str(BUILD / "test-lib"),
-        "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
-    }
-    done = subprocess.run([sys.executable, str(HERE / "sage_worker.py")], env=env, capture_output=True, text=True)
+# Each model's runs are made once, by the test process that has its group.
+GROUPED = [pytest.param(model, marks=pytest.mark.xdist_group(f"sage {model}")) for model in MODULES]
+
+
+@cache
+def found_of(model: str) -> Any:
+    """What tests/sage_worker.py found."""
+    path = os.pathsep.join([str(HERE), *sys.path])
+    env = {**os.environ, "SDSAGE_LIB_DIR": str(BUILD / "test-lib"), "PYTHONPATH": path}
+    command = [sys.executable, str(HERE / "sage_worker.py"), model]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
+
+
+@pytest.fixture
+def runs(model: str) -> Any:
+    return found_of(model)["runs"]
+
+
+@pytest.fixture
+def found() -> Any:
+    return found_of("flux")
 
 
 def diffusion(run: Any) -> dict[str, Any]:
@@ -37,57 +51,58 @@ def diffusion(run: Any) -> dict[str, Any]:
     return {module: (kernel, calls) for module, kernel, calls, _ in entries}
 
 
-@pytest.mark.parametrize("model", MODULES)
+@pytest.mark.parametrize("model", GROUPED)
 class TestModels:
     @pytest.mark.parametrize("kernel", SAGE)
-    def test_close_to_plain_attention(self, found: Any, model: str, kernel: str) -> None:
-        run, zeroed = found[model][kernel], found[model]["zeroed"]
+    def test_close_to_plain_attention(self, runs: Any, model: str, kernel: str) -> None:
+        run, zeroed = runs[kernel], runs["zeroed"]
         assert run["psnr"] > 35 > zeroed["psnr"] + 5
 
     @pytest.mark.parametrize("kernel", SAGE)
-    def test_counts(self, found: Any, model: str, kernel: str) -> None:
+    def test_counts(self, runs: Any, model: str, kernel: str) -> None:
         """Every attention of every forward of every step, and none anywhere else."""
-        run = found[model][kernel]
+        run = runs[kernel]
         counts = diffusion(run)
         assert list(counts) == MODULES[model] or list(counts) == MODULES[model][::-1]
-        ordinary = {m: calls for m, (_, calls) in diffusion(found[model]["plain"]).items()}
+        ordinary = {m: calls for m, (_, calls) in diffusion(runs["plain"]).items()}
         assert {m: calls for m, (_, calls) in counts.items()} == ordinary
         assert set(ordinary.values()) == {CALLS[model]}
         assert {k for k, _ in counts.values()} == {kernel}
         assert not [a for a in run["attention"] if a[1] in SAGE and a[0] not in MODULES[model]]
 
-    def test_auto_is_the_best_of_the_device(self, found: Any, model: str) -> None:
+    def test_auto_is_the_best_of_the_device(self, runs: Any, model: str) -> None:
         """Compute capability 8.9 with CUDA 13: fp8++."""
-        assert found[model]["auto"]["hash"] == found[model]["fp8++"]["hash"]
-        assert found[model]["fp8"]["hash"] != found[model]["fp8++"]["hash"]
+        assert runs["auto"]["hash"] == runs["fp8++"]["hash"]
+        assert runs["fp8"]["hash"] != runs["fp8++"]["hash"]
 
-    def test_precedes_flash_attention(self, found: Any, model: str) -> None:
-        assert found[model]["with diffusion_flash_attn"]["hash"] == found[model]["auto"]["hash"]
+    def test_precedes_flash_attention(self, runs: Any, model: str) -> None:
+        assert runs["with diffusion_flash_attn"]["hash"] == runs["auto"]["hash"]
 
-    def test_text_encoder_and_vae_keep_flash_attention(self, found: Any, model: str) -> None:
-        run = found[model]["with flash_attn"]
+    def test_text_encoder_and_vae_keep_flash_attention(self, runs: Any, model: str) -> None:
+        run = runs["with flash_attn"]
         assert {k for k, _ in diffusion(run).values()} == {"fp8++"}
         other = {(a[0], a[1]) for a in run["attention"] if a[0] not in MODULES[model]}
-        plain = {(a[0], a[1]) for a in found[model]["auto"]["attention"] if a[0] not in MODULES[model]}
+        plain = {(a[0], a[1]) for a in runs["auto"]["attention"] if a[0] not in MODULES[model]}
         assert not any(kernel in SAGE for _, kernel in other | plain)
         if model == "wan":  # the tiny Flux decodes without attention
             assert ("VAE", "flash") in other
             assert ("VAE", "ordinary") in plain
 
-    def test_off_means_off(self, found: Any, model: str) -> None:
+    def test_off_means_off(self, runs: Any, model: str) -> None:
         """Also after other contexts of the process used it."""
-        assert found[model]["plain again"]["hash"] == found[model]["plain"]["hash"]
-        assert {k for k, _ in diffusion(found[model]["plain again"]).values()} == {"ordinary"}
-        assert {k for k, _ in diffusion(found[model]["flash"]).values()} == {"flash"}
+        assert runs["plain again"]["hash"] == runs["plain"]["hash"]
+        assert {k for k, _ in diffusion(runs["plain again"]).values()} == {"ordinary"}
+        assert {k for k, _ in diffusion(runs["flash"]).values()} == {"flash"}
 
-    def test_nothing_is_copied(self, found: Any, model: str) -> None:
+    def test_nothing_is_copied(self, runs: Any, model: str) -> None:
         """Between projection, norm or rope and the node, and after it."""
-        ops = {tuple(line.split()[:2]) for line in found[model]["fp16"]["neighbours"]}
+        ops = {tuple(line.split()[:2]) for line in runs["fp16"]["neighbours"]}
         assert {side for side, _ in ops} == {"q", "k", "v", "o"}
         assert not ops & {(side, op) for side in "qkvo" for op in ("CONT", "CPY", "DUP", "PAD", "CAST")}
         assert {op for side, op in ops if side == "o"} <= {"MUL_MAT", "CONCAT"}
 
 
+@pytest.mark.xdist_group("sage flux")
 class TestRefusals:
     def test_no_cuda(self, found: Any) -> None:
         assert "this build has no CUDA" in found["no CUDA"]
@@ -120,6 +135,7 @@ class TestRefusals:
         assert "fp8++" in found["broken card"]
 
 
+@pytest.mark.xdist_group("sage flux")
 def test_sage_info(found: Any) -> None:
     info = found["sage_info"]
     assert info["supported"]
