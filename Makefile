@@ -26,7 +26,7 @@ demo: $(VENV)/installed
 test: lint native kernels cuda-glue types
 	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest -n auto --dist loadgroup
 
-# What a quick run leaves out: a second engine with the sizes edits alone, and many more examples. About 10 minutes.
+# What a quick run leaves out: a second engine with the sizes edits alone (about 5 minutes), and many more examples.
 test-slow: $(VENV)/dev native $(VENV)/installed
 	pytest -m slow
 	pytest -n auto -m hypothesis --hypothesis-profile=thorough

@@ -4,7 +4,7 @@ Every number is a lower bound, so that nothing is refused that would fit: one te
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdsage import _job
@@ -15,7 +15,7 @@ from sdsage.errors import BadRequest
 from sdsage.params import SdCtxParams, SdImgGenParams, SdVidGenParams
 
 # Fields of SdCtxParams with which the diffusion model's attention keeps no matrix of all scores.
-NO_SCORES = ("flash_attn", "diffusion_flash_attn")
+NO_SCORES = ("flash_attn", "diffusion_flash_attn", "sage_attn")
 _CPU = "cpu"
 _GIB = 2**30
 
@@ -44,12 +44,14 @@ class Costs:
         last: channels of the VAE's last convolution and the pixels (of one side) that it makes of each of its own; None
             when the file does not tell.
         sampling, decoding: devices.
+        free: bytes free on a device before the model was loaded: weights may be given back between the parts of a job.
     """
 
     scores: bool
     last: tuple[int, int] | None
     sampling: str
     decoding: str
+    free: dict[str, int | None] = field(default_factory=dict, compare=False)
 
     def needs(self, job: SdImgGenParams | SdVidGenParams) -> list[Need]:
         """What `job` takes, part by part; each is alone at its time."""
@@ -79,8 +81,9 @@ class Costs:
     def check(self, job: SdImgGenParams | SdVidGenParams) -> None:
         """Raises BadRequest if a part of `job` alone is more than its device has free."""
         for need in self.needs(job):
-            there = available(need.device)
-            if there is not None and need.bytes > there:
+            known = [n for n in (self.free.get(need.device), available(need.device)) if n is not None]
+            there = max(known, default=need.bytes)
+            if need.bytes > there:
                 video = isinstance(job, SdVidGenParams)
                 what = f"{job.width}x{job.height} pixels" + (f" and {job.video_frames} frames" if video else "")
                 less = "a smaller size" + (" or fewer frames" if video else "")
@@ -91,13 +94,14 @@ class Costs:
 
 
 def costs(params: SdCtxParams, device: str | None) -> Costs:
-    """Reads the header of the VAE's file; `device` as for `Context`."""
+    """Reads the header of the VAE's file; call it before the model is loaded. `device` as for `Context`."""
     decodes_tiny = bool(params.taesd_path) and not params.tae_preview_only
     file = params.vae_path or params.model_path
     last = _last_layer(Path(file)) if file and not decodes_tiny else None
     main = device or next((d.name for d in _job.devices() if d.kind in ("gpu", "igpu")), _CPU)
     decoding = _CPU if params.keep_vae_on_cpu else main
-    return Costs(not any(getattr(params, name) for name in NO_SCORES), last, main, decoding)
+    free = {name: available(name) for name in (main, decoding, _CPU)}
+    return Costs(not any(getattr(params, name) for name in NO_SCORES), last, main, decoding, free)
 
 
 def _last_layer(path: Path) -> tuple[int, int] | None:

@@ -68,6 +68,7 @@ def test_another_prompt_gives_another_picture(video_context: Any) -> None:
 
 @pytest.mark.parametrize("method", SAMPLERS)
 def test_cancel_stops_within_one_step_with_every_sampler(method: str, flux_context: Any) -> None:
+    """One context for all of them: each finds it usable after the one before."""
     steps: list[int] = []
 
     def on_progress(p: Any) -> None:
@@ -81,8 +82,8 @@ def test_cancel_stops_within_one_step_with_every_sampler(method: str, flux_conte
     job.sample_params.sample_steps = 8
     with pytest.raises(Cancelled):
         flux_context.generate_image(job, on_progress=on_progress)
+    assert steps
     assert max(steps) <= 3
-    assert flux_context.generate_image(small_image()).frames.shape == (1, 32, 32, 3)
 
 
 def test_cancel_from_another_thread(video_context: Any) -> None:

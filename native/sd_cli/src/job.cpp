@@ -233,7 +233,7 @@ bool cancelled() { return current != nullptr && current->cancel; }
 
 bool failed() { return current->failed; }
 
-bool stop_graph(void *) { return cancelled() && current->stages.back().stage == Stage::decode; }
+bool stop_graph(void *) { return cancelled() && !current->stages.empty() && current->stages.back().stage == Stage::decode; }
 
 bool note_log(int level, const char * text) {
     if (level != SD_LOG_ERROR) {
