@@ -76,7 +76,7 @@ ggml_backend_t sdsage_requested_backend() {
     if (requested() == nullptr) {
         return nullptr;
     }
-    LOG_INFO("device %s, as asked for", user_name(requested()).c_str());
+    LOG_INFO("device %s, as asked for", sdsage::device_name(requested()).c_str());
     return ggml_backend_dev_init(requested(), nullptr);
 }
 
