@@ -52,10 +52,13 @@ native: $(VENV)/build-tools
 	cmake --install $(BUILD) --prefix build/prefix > /dev/null
 
 # The CUDA kernels for two of their architectures.
-kernels: $(VENV)/build-tools
+kernels: build/kernels/build.ninja
+	cmake --build build/kernels
+
+# Configured once: Ninja does it again when a file that counts has changed.
+build/kernels/build.ninja: | $(VENV)/build-tools
 	@$(GET_CUDA)
 	@$(WITH_NVCC) cmake -S native/sage_cuda -B build/kernels -G Ninja -DSAGE_CUDA_SHARED=ON "-DCMAKE_CUDA_ARCHITECTURES=89;90a"
-	cmake --build build/kernels
 
 # Every documented architecture, as for `SAGE_CUDA_LIB=build/kernels-all/libsage_cuda.so pytest tests/sage/test_sass.py`.
 kernels-all: $(VENV)/build-tools
@@ -64,11 +67,13 @@ kernels-all: $(VENV)/build-tools
 	cmake --build build/kernels-all
 
 # Configures the CUDA engine and compiles what we add to ggml's CUDA backend; the rest of ggml-cuda takes an hour on two cores.
-cuda-glue: $(VENV)/build-tools
+cuda-glue: build/cuda-glue/build.ninja
+	ninja -C build/cuda-glue $$(ninja -C build/cuda-glue -t targets all | sed -nE 's/^(.*(ggml-cuda|sage_node)\.cu\.o):.*/\1/p')
+
+build/cuda-glue/build.ninja: | $(VENV)/build-tools
 	@$(GET_CUBLAS)
 	cmake -S . -B build/cuda-glue -G Ninja -DSD_CUDA=ON -DSD_USE_UPSTREAM_GGML=OFF -DCMAKE_CUDA_ARCHITECTURES=90a-real > build/cuda-glue.log 2>&1 || \
 	    (cat build/cuda-glue.log; exit 1)
-	ninja -C build/cuda-glue $$(ninja -C build/cuda-glue -t targets all | sed -nE 's/^(.*(ggml-cuda|sage_node)\.cu\.o):.*/\1/p')
 
 docs: $(VENV)/installed
 	python -m sdsage.cli.docs > docs/cli.md

@@ -19,7 +19,7 @@ from PIL import Image
 from test_bad_models import attention_lora
 
 import sdsage
-from sdsage._ffi import sd_cli_path
+from sdsage._library import sd_cli_path
 
 GPU = next((d.name for d in sdsage.devices() if d.name.startswith("cuda")), "")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="no CUDA device")]
