@@ -24,7 +24,8 @@ demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
 
 test: lint native kernels cuda-glue types
-	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest -n auto --dist loadgroup
+	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest -n auto --dist loadfile -m "not slow and not gpu"
+	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest -q -m gpu -r fE
 
 # What a quick run leaves out: a second engine with the sizes edits alone (about 5 minutes), and many more examples.
 test-slow: $(VENV)/dev native $(VENV)/installed

@@ -21,14 +21,6 @@ BUILD = Path(os.environ.get("SDSAGE_BUILD_DIR", ROOT / "build" / "make"))
 os.environ.setdefault("SDSAGE_CACHE_DIR", str(ROOT / "build" / "test-cache"))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests on a GPU share its memory: with several workers one of them runs all of these."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.xdist_group("gpu"))
-
-
 @pytest.fixture(scope="session")
 def upstream_tree() -> Path:
     """The edited tree that the native build was made from."""

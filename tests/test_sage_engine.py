@@ -19,10 +19,6 @@ CALLS = {"wan": 2 * 2 * 2 * 2, "flux": 4 * 2}
 SAGE = ("fp16", "fp8", "fp8++")
 
 
-# Each model's runs are made once, by the test process that has its group.
-GROUPED = [pytest.param(model, marks=pytest.mark.xdist_group(f"sage {model}")) for model in MODULES]
-
-
 @cache
 def found_of(model: str) -> Any:
     """What tests/sage_worker.py found."""
@@ -51,7 +47,7 @@ def diffusion(run: Any) -> dict[str, Any]:
     return {module: (kernel, calls) for module, kernel, calls, _ in entries}
 
 
-@pytest.mark.parametrize("model", GROUPED)
+@pytest.mark.parametrize("model", MODULES)
 class TestModels:
     @pytest.mark.parametrize("kernel", SAGE)
     def test_close_to_plain_attention(self, runs: Any, model: str, kernel: str) -> None:
@@ -102,7 +98,6 @@ class TestModels:
         assert {op for side, op in ops if side == "o"} <= {"MUL_MAT", "CONCAT"}
 
 
-@pytest.mark.xdist_group("sage flux")
 class TestRefusals:
     def test_no_cuda(self, found: Any) -> None:
         assert "this build has no CUDA" in found["no CUDA"]
@@ -135,7 +130,6 @@ class TestRefusals:
         assert "fp8++" in found["broken card"]
 
 
-@pytest.mark.xdist_group("sage flux")
 def test_sage_info(found: Any) -> None:
     info = found["sage_info"]
     assert info["supported"]
