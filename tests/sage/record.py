@@ -1,7 +1,8 @@
 """The record of the last GPU check, and what has changed since.
 
 python tests/sage/record.py hash                      tree hash of native/sage_cuda
-python tests/sage/record.py write JUNIT.xml LIBRARY   benchmarks/results/gpu_check.json, if every test passed
+python tests/sage/record.py write JUNIT.xml LIBRARY [PORTABLE.xml]
+                                                  benchmarks/results/gpu_check.json, if every test passed
 python tests/sage/record.py unverified "why"      puts the line for the present tree into UNVERIFIED.md
 """
 
@@ -93,15 +94,21 @@ def gpu() -> dict[str, str]:
     return {"device": name, "driver": driver, "compute_capability": capability, "memory": memory}
 
 
-def write(junit: Path, library: Path) -> None:
+def passed(junit: Path) -> int:
     run = counts(junit)
-    passed = run["tests"] - run["failures"] - run["errors"] - run["skipped"]
-    if run["failures"] or run["errors"] or not passed:
-        sys.exit(f"record.py: {passed} passed, {run['failures']} failed, {run['errors']} errors: no record")
+    good = run["tests"] - run["failures"] - run["errors"] - run["skipped"]
+    if run["failures"] or run["errors"] or not good:
+        sys.exit(f"record.py: {good} passed, {run['failures']} failed, {run['errors']} errors: no record")
+    return good
+
+
+def write(junit: Path, library: Path, portable: Path | None = None) -> None:
+    """`portable`: of the tests of fp16 with the code that GPUs without one of their own run."""
     record = {
         "tree": tree_hash(),
-        "tests_passed": passed,
+        "tests_passed": passed(junit),
         "tests_skipped": skips(junit),
+        **({"tests_passed_portable_fp16": passed(portable)} if portable else {}),
         **gpu(),
         "library_sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
         "python": platform.python_version(),
@@ -119,6 +126,8 @@ def main(args: list[str]) -> None:
             print(tree_hash())
         case ["write", junit, library]:
             write(Path(junit), Path(library))
+        case ["write", junit, library, portable]:
+            write(Path(junit), Path(library), Path(portable))
         case ["unverified", why]:
             write_unverified(why)
         case _:

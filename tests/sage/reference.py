@@ -144,13 +144,14 @@ def e4m3_value(code: int) -> float:
 
 def _int8(x: Array, groups: NDArray[np.int64]) -> tuple[Array, Array]:
     """Codes [B, H, L, D] and scales [B, H, L], one amax for all rows of a group. A row that is not finite spoils its
-    group's scale."""
+    group's scale. Codes are x times the reciprocal, rounded: with 16-bit inputs many quotients are ties."""
     x = np.where(np.isfinite(x), x, np.nan).astype(F32)
     row = np.abs(x).max(-1)
     amax = np.zeros((int(groups.max()) + 1, *row.shape[:2]), F32)
     np.maximum.at(amax, groups, np.moveaxis(row, 2, 0))
     scale = np.moveaxis(np.where(amax == 0, F32(1), amax / F32(127))[groups], 0, 2)
-    codes = np.clip(np.rint(np.nan_to_num(x / scale[..., None])), -127, 127)
+    reciprocal = np.moveaxis(np.where(amax == 0, F32(0), F32(127) / np.where(amax == 0, F32(1), amax))[groups], 0, 2)
+    codes = np.clip(np.rint(np.nan_to_num(x * reciprocal[..., None])), -127, 127)
     return codes.astype(F32), scale
 
 
@@ -200,7 +201,7 @@ def quantize_v(kernel: str, v: Array, live: Array) -> tuple[Array, Array]:
         return (v / scale[:, :, None]).astype(np.float16).astype(F32), scale
     top = F32(PP_MAX if kernel == "fp8++" else E4M3_MAX)
     scale = np.where(amax == 0, F32(1), amax / top).astype(F32)
-    return e4m3(v / scale[:, :, None]), scale
+    return e4m3(v * (F32(1) / scale)[:, :, None]), scale
 
 
 def quantize(kernel: str, q: Array, k: Array, v: Array, bias: Array | None, tile: Tile | None = None) -> Quantized:

@@ -1,11 +1,13 @@
 """The selection table of the specification with made-up devices: no GPU, but the compiled library."""
 
+import itertools
 import threading
 from typing import Any
 
 import binding
 import pytest
 from binding import NO_LIBRARY, Choice, StatusError, describe, device, ffi, sage, text
+from codes import workspace_layout
 
 pytestmark = pytest.mark.skipif(binding.library_path() is None, reason=NO_LIBRARY)
 
@@ -111,6 +113,48 @@ def test_workspace_grows_with_the_problem() -> None:
         small, large = (ask(89, kernel=kernel, shape=(1, 40, 40, n, n, 128)).workspace for n in (2**15, 2**20))
         assert small >= 3 * 40 * 2**15 * 128
         assert large >= 3 * 40 * 2**20 * 128 > 2**32
+
+
+@pytest.mark.parametrize(
+    ("architectures", "kernel", "rows"),
+    [
+        ("90a", "fp16", 192),  # wgmma
+        ("80 90a", "fp16", 192),
+        ("90", "fp16", 128),
+        ("90 90a", "fp16", 128),  # which of the two runs is not ours to say
+        ("90a", "fp8", 128),
+    ],
+)
+def test_where_codes_and_scales_lie(architectures: str, kernel: str, rows: int) -> None:
+    """Parts of the workspace, whole and apart, padded to the tiles of the kernel that runs."""
+    on, desc = device(90, 13000, architectures), describe(kernel, (2, 4, 2, 200, 300, 72))
+    layout = workspace_layout(desc, on)
+    assert layout.padded_dim == 128
+    assert (layout.q_rows, layout.k_rows) == (-(-200 // rows) * rows, 384)
+    v_bytes = 2 if kernel == "fp16" else 1
+    sizes = {
+        "q_codes": 2 * 4 * layout.q_rows * 128,
+        "k_codes": 2 * 2 * 384 * 128,
+        "v_codes": 2 * 2 * 384 * 128 * v_bytes,
+        "q_scales": 2 * 4 * layout.q_rows // 32 * 8 * 4,
+        "k_scales": 2 * 2 * 384 // 64 * 4 * 4,
+        "v_scales": 2 * 2 * 128 * 4,
+        "k_mean": 2 * 2 * 128 * 4,
+    }
+    ends = sorted((getattr(layout, name), getattr(layout, name) + size) for name, size in sizes.items())
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+    assert ends[-1][1] <= binding.choose(desc, on).workspace
+
+
+def test_a_layout_is_refused_as_a_run_is() -> None:
+    on = device(89, 13000, ALL)
+    with pytest.raises(StatusError) as error:
+        workspace_layout(describe(shape=(1, 1, 1, 8, 8, 160)), on)
+    assert error.value.status == sage().SAGE_UNSUPPORTED
+    layout = ffi.new("sage_attn_layout *")  # without its struct_size
+    assert sage().sage_attn_workspace_layout(describe(), on, layout) == sage().SAGE_BAD_ARGUMENT
+    assert sage().sage_attn_workspace_layout(describe(), on, ffi.NULL) == sage().SAGE_BAD_ARGUMENT
+    assert text(sage().sage_last_error())
 
 
 BAD = {

@@ -38,7 +38,7 @@ def test_structs_have_the_compilers_layout(tmp_path: Path) -> None:
     """The binding reads the header as text: sizes and offsets must come out as a compiler's."""
     fields = [
         (kind, name)
-        for kind in ("sage_tensor", "sage_attn_desc", "sage_device", "sage_attn_choice")
+        for kind in ("sage_tensor", "sage_attn_desc", "sage_device", "sage_attn_choice", "sage_attn_layout")
         for name, _ in ffi.typeof(kind).fields
     ]
     lines = [f'printf("%zu %zu\\n", sizeof({kind}), offsetof({kind}, {name}));' for kind, name in fields]

@@ -61,9 +61,15 @@ def test_a_failed_check_leaves_no_record(tmp_path: Path, monkeypatch: pytest.Mon
             record.write(junit, library)
         assert record.load() is None
     junit.write_text(JUNIT.format(5, 0))
-    record.write(junit, library)
+    portable = tmp_path / "portable.xml"
+    portable.write_text(JUNIT.format(3, 1))
+    with pytest.raises(SystemExit, match="no record"):
+        record.write(junit, library, portable)
+    portable.write_text(JUNIT.format(3, 0))
+    record.write(junit, library, portable)
     made = record.load()
     assert made is not None
+    assert made["tests_passed_portable_fp16"] == 2
     assert (made["tree"], made["tests_passed"], made["tests_skipped"]) == (tree_hash(), 4, {"one device": 1})
 
 

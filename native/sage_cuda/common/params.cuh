@@ -5,13 +5,16 @@
 
 namespace sage {
 
-constexpr int Q_TILE    = 128;     // query rows a block of threads
-constexpr int K_TILE    = 64;      // keys a step
-constexpr int Q_GROUP   = 32;      // query rows a warp: 8 scales, the rows equal mod 8 share one
-constexpr int STAT_ROWS = 256;     // keys a partial sum: depends on nothing but this, so every batch sums in one order
-constexpr float MASKED  = -3e38f;  // a score that is not there: finite, since (-inf) - (-inf) is NaN
-constexpr float M_INIT  = -1e30f;  // the running maximum before any key; a bias at or below it (base 2) masks
-constexpr float LOG2E   = 1.44269504088896340736f;
+constexpr int Q_TILE       = 128;     // query rows a block of threads
+constexpr int K_TILE       = 64;      // keys a step, and of a tile in the workspace
+constexpr int K_PAD        = 128;     // keys are padded to this: the Hopper kernel takes two tiles a step
+constexpr int Q_TILE_SM90  = 192;     // query rows a block of threads of the Hopper kernel
+constexpr int Q_GROUP      = 32;      // query rows a warp: 8 scales, the rows equal mod 8 share one
+constexpr int STAT_ROWS    = 256;     // keys a partial sum: depends on nothing but this, so every batch sums in one order
+constexpr float MASKED     = -3e38f;  // a score that is not there: finite, since (-inf) - (-inf) is NaN
+constexpr float M_INIT     = -1e30f;  // the running maximum before any key; a bias at or below it (base 2) masks
+constexpr float FACTOR_MAX = 8.f;     // of a step of S in base 2: above it a step is more than 2^8 in probability; |S| 8 < 2^25 stays exact
+constexpr float LOG2E      = 1.44269504088896340736f;
 
 enum Dtype : int { F32 = 0, F16 = 1, BF16 = 2 };
 
@@ -20,7 +23,7 @@ struct Rows {
     const void * data;
     int64_t batch, head, token;
     int dtype;
-    int wide;  // 4 channels can be read at once
+    int wide;  // 16 bytes can be read at once
 };
 
 struct QuantParams {
@@ -31,9 +34,9 @@ struct QuantParams {
     int q_tiles, k_tiles, stat_tiles;  // of 64 queries, 64 keys, STAT_ROWS keys
     float q_sign;                      // of the softmax scale: factors stay positive, so a maximum of integers is one of scores
     float v_max;                       // largest code of V: 448 or 2.25; 0: FP16 with a power of two
-    int8_t * q8;                       // [batch, heads, q_tiles * 64, D]
+    int8_t * q8;                       // [batch, heads, q_tiles * 64, D]; tile.cuh says how these three lie
     int8_t * k8;                       // [batch, kv_heads, k_tiles * 64, D]
-    void * v_codes;                    // FP16: like k8; E4M3: [batch, kv_heads, k_tiles, D, 64 permuted keys]
+    void * v_codes;                    // FP16: [batch, kv_heads, k_tiles, D / 64, 64, 64]; E4M3: [.., k_tiles, D, 64 permuted keys]
     float * sq;                        // [batch, heads, q_tiles * 2, 8]
     float * sk;                        // [batch, kv_heads, k_tiles, 4]
     float * bias2;                     // [batch, k_tiles * 64], base 2; only with a bias
@@ -55,8 +58,10 @@ struct AttnParams {
     void * o;
     int64_t o_batch, o_head, o_token;  // elements
     int o_dtype;
-    int o_wide;                                               // 2 channels can be written at once
-    int heads, kv_heads, head_dim, lq, lk, q_tiles, k_tiles;  // tiles of Q_TILE queries, K_TILE keys
+    int o_wide;  // 2 channels can be written at once
+    int heads, kv_heads, head_dim, lq, lk;
+    int q_tiles, k_tiles;  // of a head: of Q_TILE or Q_TILE_SM90 queries, of K_TILE keys
+    unsigned blocks;       // q_tiles of all heads and batches
     int causal;
     float factor;  // |softmax scale| * log2(e)
 };

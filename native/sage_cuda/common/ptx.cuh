@@ -63,6 +63,9 @@ __device__ __forceinline__ float ex2(float x) {
     return r;
 }
 
+// x += y, not later than it stands: y's register is free after it
+__device__ __forceinline__ void add_here(float & x, float y) { asm volatile("add.ftz.f32 %0, %0, %1;" : "+f"(x) : "f"(y)); }
+
 __device__ __forceinline__ uint32_t shared_address(const void * p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {

@@ -91,6 +91,24 @@ typedef struct {
     size_t workspace; /* bytes, 256-byte aligned, for sage_attn_run */
 } sage_attn_choice;
 
+/* Where a run leaves in its workspace what it quantized: byte offsets, for tests and for looking at the codes of real inputs. They are
+ * there until the next run. D is head_dim padded to 64 or 128; q_rows and k_rows are the rows of one head, padded; what lies beyond
+ * head_dim, and keys beyond lk, are zeros. The 16-byte chunks of each row of 128 bytes are swizzled, chunk c of row r stands at c ^ (r %
+ * 8); of rows of 64 bytes, at c ^ (r / 2 % 4). */
+typedef struct {
+    uint32_t struct_size; /* sizeof(sage_attn_layout), set by the caller */
+    int32_t padded_dim;   /* D */
+    int64_t q_rows, k_rows;
+    size_t q_codes;  /* int8 [batch, heads, q_rows, D] */
+    size_t k_codes;  /* int8 [batch, kv_heads, k_rows, D], of k less its mean */
+    size_t v_codes;  /* fp16: FP16 [batch, kv_heads, k_rows / 64, D / 64, 64 keys, 64 channels]; fp8 and fp8++: E4M3 [batch, kv_heads,
+                        k_rows / 64, D, 64 keys], place p of 16 holding key 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15 [p] */
+    size_t q_scales; /* float [batch, heads, q_rows / 32, 8]: of the rows equal mod 8; negative scales are in the codes */
+    size_t k_scales; /* float [batch, kv_heads, k_rows / 64, 4]: number t of the keys 2t and 2t + 1 mod 8 */
+    size_t v_scales; /* float [batch, kv_heads, D] */
+    size_t k_mean;   /* float [batch, kv_heads, D] */
+} sage_attn_layout;
+
 SAGE_API int sage_abi_version(void);
 SAGE_API const char * sage_kernel_name(sage_kernel kernel); /* "auto", "fp16", "fp8", "fp8++"; static */
 SAGE_API const char * sage_last_error(void);                /* this thread's last failure; "" if none */
@@ -103,6 +121,8 @@ SAGE_API sage_status sage_attn_choose(const sage_attn_desc * desc, const sage_de
 /* Launches on `stream` (a cudaStream_t) of the current device. `workspace` is device memory of at least the size that
  * sage_attn_choose gave for this device, 256-byte aligned; its contents before do not matter. */
 SAGE_API sage_status sage_attn_run(const sage_attn_desc * desc, void * workspace, size_t workspace_size, void * stream);
+/* For a description that sage_attn_choose supports on this device. Pure, as that is. */
+SAGE_API sage_status sage_attn_workspace_layout(const sage_attn_desc * desc, const sage_device * device, sage_attn_layout * layout);
 
 #ifdef __cplusplus
 }

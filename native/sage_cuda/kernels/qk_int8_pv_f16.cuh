@@ -1,5 +1,5 @@
 // P V in FP16, accumulated in FP32, straight into O.
-//   V [B,Hkv,Lk,D] f16     P f16, at most 2^HEADROOM
+//   V [B,Hkv,k_tiles,D/64,64,64] f16     P f16, at most 2^HEADROOM
 #pragma once
 
 #include "qk_int8.cuh"
@@ -8,16 +8,29 @@ namespace sage {
 
 template <int D_>
 struct PvF16 {
-    static constexpr int D = D_, ROW_BYTES = D * 2, TILE_ROWS = K_TILE, BYTES = ROW_BYTES * TILE_ROWS;
+    static constexpr int D = D_, BYTES = K_TILE * D * 2;
     static constexpr int SMEM        = Q_TILE * D + 2 * K_TILE * D + BYTES;  // Q, two K, one V: 48 KiB, 24 KiB
     static constexpr int BLOCKS      = 2;  // an SM: registers allow no more (3 at 64 spills, and is slower)
     static constexpr float LOG2_PMAX = 0.f;
     static constexpr float HEADROOM  = 8.f;  // P up to 256 loses nothing in FP16, and O is rescaled a few times instead of often
-    static_assert(SMEM <= 48 * 1024, "no opt-in needed, and two blocks fit the 100 KiB of sm_86, sm_89 and sm_120");
+    static_assert(SMEM + 1280 <= 50 * 1024, "two blocks with Aside and 1 KiB of the system's fit the 100 KiB of sm_86, sm_89 and sm_120");
 
+    // Machine code for Hopper has qk_int8_pv_f16_sm90.cuh instead.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    static constexpr bool RUNS = false;
+#else
+    static constexpr bool RUNS = true;
+#endif
+
+    static constexpr bool SUM_EARLY = false;  // see PvF8
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+    static constexpr int BIAS_AHEAD = KEY_BLOCKS;  // by trying, too
+#else
+    static constexpr int BIAS_AHEAD = 3;
+#endif
     static constexpr int STEP = 2;  // key blocks an mma takes
 
-    static __device__ __forceinline__ uint32_t lane(int lane) { return swizzled<ROW_BYTES>(lane % 16, lane / 16); }
+    static __device__ __forceinline__ uint32_t lane(int lane) { return swizzled<128>(lane % 16, lane / 16); }
 
     // One step's MMAs with the next step's exponentials between them: neither unit waits for the other.
     template <bool FLOAT>
@@ -33,7 +46,7 @@ struct PvF16 {
 #pragma unroll
             for (int j = 0; j < D / 8; j += 2) {
                 uint32_t b[4];
-                ptx::ldmatrix_x4_trans(b, further<ROW_BYTES>(v, j) + step * 16 * ROW_BYTES);
+                ptx::ldmatrix_x4_trans(b, further(v, j % 8) + j / 8 * K_TILE * 128 + step * 16 * 128);
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
 #pragma unroll
@@ -45,7 +58,7 @@ struct PvF16 {
                     constexpr int TURNS = D / 16, ALL = 2 * ROWS;  // pairs of keys a step
 #pragma unroll
                     for (int pair = j / 2 * ALL / TURNS; pair < (j / 2 + 1) * ALL / TURNS; pair++) {
-                        softmax.probability<FLOAT>(s, pair % ROWS, step * 2 + 2 + pair / ROWS, f, LOG2_PMAX);
+                        softmax.probability<FLOAT, SUM_EARLY>(s, pair % ROWS, step * 2 + 2 + pair / ROWS, f);
                     }
                 }
             }

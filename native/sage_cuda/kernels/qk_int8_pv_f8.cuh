@@ -10,17 +10,27 @@ namespace sage {
 
 template <int D_, bool F16>
 struct PvF8 {
-    static constexpr int D = D_, ROW_BYTES = K_TILE, TILE_ROWS = D, BYTES = ROW_BYTES * TILE_ROWS;
+    static constexpr int D = D_, BYTES = K_TILE * D;
     static constexpr int SMEM        = Q_TILE * D + 2 * K_TILE * D + BYTES;  // Q, two K, one V: 40 KiB, 20 KiB
-    static constexpr int BLOCKS      = D == 128 ? 2 : 3;
+    static constexpr int BLOCKS      = 2;
     static constexpr float LOG2_PMAX = 8.80735492205760410744f;  // log2(448)
     static constexpr float HEADROOM  = 0.f;
     static_assert(K_TILE == 64, "the FP16 accumulator is full after 64 keys; a row of V is 64 bytes");
 
-    static constexpr int STEP = KEY_BLOCKS;
-    using Operand             = uint32_t[M][K_TILE / 32][4];
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+    static constexpr bool RUNS = false;  // no E4M3
+#else
+    static constexpr bool RUNS = true;
+#endif
 
-    static __device__ __forceinline__ uint32_t lane(int lane) { return swizzled<ROW_BYTES>(lane % 8, lane / 8); }
+    // Whether the row sums stand where they are written. Elsewhere the compiler puts them off and keeps 64 P for them; which of the two
+    // spills nothing was found by trying (tests/ptxas_table.py).
+    static constexpr bool SUM_EARLY = !F16;
+    static constexpr int BIAS_AHEAD = KEY_BLOCKS;
+    static constexpr int STEP       = KEY_BLOCKS;
+    using Operand                   = uint32_t[M][K_TILE / 32][4];
+
+    static __device__ __forceinline__ uint32_t lane(int lane) { return swizzled<K_TILE>(lane % 8, lane / 8); }
 
     static __device__ __forceinline__ void pack(Operand & a, const Scores & s) {
 #if __CUDA_ARCH__ >= 890
@@ -43,7 +53,7 @@ struct PvF8 {
 #pragma unroll
         for (int j = 0; j < D / 8; j++) {
             uint32_t b[4];
-            ptx::ldmatrix_x4(b, v + j * 8 * ROW_BYTES);
+            ptx::ldmatrix_x4(b, v + j * 8 * K_TILE);
 #pragma unroll
             for (int half = 0; half < M; half++) {
                 if constexpr (F16) {

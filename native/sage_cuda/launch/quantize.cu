@@ -9,7 +9,7 @@ namespace sage {
 template <int D>
 static cudaError_t quantize(const QuantParams & p, cudaStream_t stream) {
     const unsigned kv = unsigned(p.batch) * p.kv_heads, q = unsigned(p.batch) * p.heads;
-    cudaError_t e = launch(kv_stats<D>, p, kv * p.stat_tiles, STAT_THREADS, 0, stream);
+    cudaError_t e = launch(kv_stats<D>, p, 2 * kv * p.stat_tiles, STAT_THREADS, 0, stream);
     if (e == cudaSuccess) {
         e = launch(kv_stats_finish<D>, p, kv, D * 8, 0, stream);
     }

@@ -1,4 +1,5 @@
-// One pass over K and V: the mean of K and the largest |V|, each per (batch, KV head, channel), over the keys that count.
+// One pass over K and V, in blocks of their own: the mean of K and the largest |V|, each per (batch, KV head, channel), over the keys that
+// count.
 //   part_sum [B,Hkv,tiles,D] f32 = sum of K / 2^e   part_max [B,Hkv,tiles,D] = bits of max |V|   part_count [B,Hkv,tiles]
 // then, in a fixed order (no atomics: two runs agree bit for bit):
 //   k_mean = sum 2^e / count     v_scale = amax / v_max, or the power of two that brings amax into FP16
@@ -14,65 +15,89 @@ constexpr int STAT_THREADS = 256;
 __device__ __forceinline__ int stat_exponent(int lk) { return 33 - __clz(lk); }  // 2^e in (2 lk, 4 lk]
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
 
-template <int D>
-__global__ void __launch_bounds__(STAT_THREADS) kv_stats(const __grid_constant__ QuantParams p) {
-    constexpr int LANES = D / 4, AT_ONCE = 4, SETS = STAT_THREADS / LANES;  // a set of lanes reads one row
-    __shared__ float4 sums[SETS][LANES];
-    __shared__ uint4 maxima[SETS][LANES];
-    __shared__ int counts[SETS];
-    const int bh = blockIdx.x / p.stat_tiles, tile = blockIdx.x % p.stat_tiles;
-    const int b = bh / p.kv_heads, h = bh % p.kv_heads;
-    const int set = threadIdx.x / LANES, lane = threadIdx.x % LANES, c = lane * 4;
-    const float part = power_of_two(-stat_exponent(p.lk));
+struct SumOfK {
+    float part;  // 1 / 2^e
+    __device__ __forceinline__ float take(float sum, float x) const { return sum + x * part; }
+    __device__ __forceinline__ float join(float a, float b) const { return a + b; }
+};
+struct MaxOfV {  // bits of |V| as floats: moved about, never computed with
+    __device__ __forceinline__ float take(float most, float x) const { return __uint_as_float(max(__float_as_uint(most), magnitude(x))); }
+    __device__ __forceinline__ float join(float a, float b) const { return take(a, b); }
+};
 
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-    uint4 most = make_uint4(0, 0, 0, 0);
-    int count  = 0;
+// STAT_ROWS keys of one head by one block of threads; answers how many of this thread's keys count.
+template <int D, class T, class F>
+__device__ __forceinline__ int over_keys(const QuantParams & p, const Rows & rows, int64_t bh, int tile, float * shared, float * out,
+                                         const F & f) {
+    constexpr int V = VEC<T>, LANES = D / V, AT_ONCE = 32 / V, SETS = STAT_THREADS / LANES;  // a set of lanes reads one row
+    static_assert(STAT_ROWS % (SETS * AT_ONCE) == 0 && SETS * D <= STAT_THREADS * 8, "whole turns; shared memory of the widest vector");
+    const int b = int(bh / p.kv_heads), h = int(bh % p.kv_heads);
+    const int set = threadIdx.x / LANES, lane = threadIdx.x % LANES, c = lane * V;
+    float total[V] = {};
+    int count      = 0;
     for (int first = 0; first < STAT_ROWS; first += SETS * AT_ONCE) {
         int token[AT_ONCE];
-        float4 k[AT_ONCE], v[AT_ONCE];
+        uint4 w[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int key = tile * STAT_ROWS + first + i * SETS + set;
             token[i]      = key_counts(p, b, key) ? key : -1;
             count += token[i] >= 0;
         }
-        read_rows(k, p.k, b, h, token, c, p.head_dim);
-        read_rows(v, p.v, b, h, token, c, p.head_dim);
+        read_rows<T>(w, rows, b, h, token, c, p.head_dim);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            sum.x += k[i].x * part;
-            sum.y += k[i].y * part;
-            sum.z += k[i].z * part;
-            sum.w += k[i].w * part;
-            most.x = max(most.x, magnitude(v[i].x));
-            most.y = max(most.y, magnitude(v[i].y));
-            most.z = max(most.z, magnitude(v[i].z));
-            most.w = max(most.w, magnitude(v[i].w));
+            float x[V];
+            unpack(x, w[i], static_cast<const T *>(nullptr));
+#pragma unroll
+            for (int j = 0; j < V; j++) {
+                total[j] = f.take(total[j], x[j]);
+            }
         }
     }
-    sums[set][lane]   = sum;
-    maxima[set][lane] = most;
-    if (lane == 0) {
-        counts[set] = count;
+#pragma unroll
+    for (int j = 0; j < V; j += 4) {
+        *reinterpret_cast<float4 *>(shared + set * D + c + j) = make_float4(total[j], total[j + 1], total[j + 2], total[j + 3]);
     }
     __syncthreads();
     if (threadIdx.x < D) {
-        const int ch  = threadIdx.x;
-        float total   = 0.f;
-        unsigned amax = 0;
-        for (int s = 0; s < SETS; s++) {
-            total += reinterpret_cast<const float *>(sums[s])[ch];
-            amax = max(amax, reinterpret_cast<const unsigned *>(maxima[s])[ch]);
+        float all = shared[threadIdx.x];
+        for (int s = 1; s < SETS; s++) {
+            all = f.join(all, shared[s * D + threadIdx.x]);
         }
-        p.part_sum[int64_t(blockIdx.x) * D + ch] = total;
-        p.part_max[int64_t(blockIdx.x) * D + ch] = amax;
-        if (ch == 0) {
-            int n = 0;
-            for (int s = 0; s < SETS; s++) {
-                n += counts[s];
+        out[(bh * p.stat_tiles + tile) * D + threadIdx.x] = all;
+    }
+    return lane == 0 ? count : 0;
+}
+
+template <int D>
+__global__ void __launch_bounds__(STAT_THREADS, 4) kv_stats(const __grid_constant__ QuantParams p) {
+    __shared__ __align__(16) float shared[STAT_THREADS * 8];
+    const bool is_v  = blockIdx.x % 2;
+    const int64_t bh = blockIdx.x / 2 / p.stat_tiles;
+    const int tile   = blockIdx.x / 2 % p.stat_tiles;
+    int count        = 0;
+    with_type_of(is_v ? p.v : p.k, [&](auto * type) {
+        using T = std::decay_t<decltype(*type)>;
+        if (is_v) {
+            over_keys<D, T>(p, p.v, bh, tile, shared, reinterpret_cast<float *>(p.part_max), MaxOfV{});
+        } else {
+            count = over_keys<D, T>(p, p.k, bh, tile, shared, p.part_sum, SumOfK{ power_of_two(-stat_exponent(p.lk)) });
+        }
+    });
+    if (!is_v) {
+        count = __reduce_add_sync(0xffffffffu, count);
+        __shared__ int counts[STAT_THREADS / 32];
+        if (threadIdx.x % 32 == 0) {
+            counts[threadIdx.x / 32] = count;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            int all = 0;
+            for (int n : counts) {
+                all += n;
             }
-            p.part_count[blockIdx.x] = n;
+            p.part_count[bh * p.stat_tiles + tile] = all;
         }
     }
 }

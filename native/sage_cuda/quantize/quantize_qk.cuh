@@ -5,6 +5,7 @@
 // Warp w reads the rows equal to w mod 8, so a Q group lies in one warp and a K group in two.
 #pragma once
 
+#include "../common/tile.cuh"
 #include "rows.cuh"
 
 namespace sage {
@@ -22,9 +23,9 @@ __device__ __forceinline__ GroupScale group_scale(unsigned amax) {
     return a < 1e-35f ? GroupScale{ 1.f, 0.f } : GroupScale{ __fdiv_rn(a, 127.f), __fdiv_rn(127.f, a) };
 }
 
-__device__ __forceinline__ uint32_t codes_s8(float4 x, float inverse) {
-    const int a = __float2int_rn(x.x * inverse), b = __float2int_rn(x.y * inverse);
-    const int c = __float2int_rn(x.z * inverse), d = __float2int_rn(x.w * inverse);
+__device__ __forceinline__ uint32_t codes_s8(const float * x, float inverse) {
+    const int a = __float2int_rn(x[0] * inverse), b = __float2int_rn(x[1] * inverse);
+    const int c = __float2int_rn(x[2] * inverse), d = __float2int_rn(x[3] * inverse);
     return (a & 255) | (b & 255) << 8 | (c & 255) << 16 | d << 24;
 }
 
@@ -34,32 +35,33 @@ __device__ __forceinline__ float minus_mean(float x, float mean) {
     return fmaxf(fminf(x - mean, limit), -limit);
 }
 
-template <int D>
-__global__ void __launch_bounds__(QUANT_THREADS) quantize_qk(const __grid_constant__ QuantParams p) {
-    constexpr int LANES = D / 4, SETS = 32 / LANES, N = 8 / SETS;  // rows a warp reads at once, and how often
+template <int D, class T>
+__device__ __forceinline__ void quantize_rows(const QuantParams & p, const Rows & rows, bool is_k, int bh, int tile) {
+    constexpr int V = VEC<T>, LANES = D / V, SETS = 32 / LANES, N = 8 / SETS;  // rows a warp reads at once, and how often
     __shared__ unsigned amax_of_warp[8];
-    const int q_blocks = p.batch * p.heads * p.q_tiles;
-    const bool is_k    = int(blockIdx.x) >= q_blocks;
-    const int index    = is_k ? blockIdx.x - q_blocks : blockIdx.x;
-    const int tiles = is_k ? p.k_tiles : p.q_tiles, heads = is_k ? p.kv_heads : p.heads;
-    const int bh = index / tiles, tile = index % tiles, b = bh / heads, h = bh % heads;
-    const int warp = threadIdx.x / 32, set = threadIdx.x % 32 / LANES, c = threadIdx.x % LANES * 4;
+    const int tiles = is_k ? p.k_tiles : p.q_tiles, heads = is_k ? p.kv_heads : p.heads, b = bh / heads, h = bh % heads;
+    const int warp = threadIdx.x / 32, set = threadIdx.x % 32 / LANES, c = threadIdx.x % LANES * V;
 
     int token[N];
-    float4 x[N];
+    float x[N][V];
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int t = tile * 64 + warp + 8 * (i * SETS + set);
         token[i]    = is_k ? (key_counts(p, b, t) ? t : -1) : (t < p.lq ? t : -1);
     }
-    read_rows(x, is_k ? p.k : p.q, b, h, token, c, p.head_dim);
-    if (is_k) {
-        const float4 mean = *reinterpret_cast<const float4 *>(p.k_mean + int64_t(bh) * D + c);
+    uint4 w[N];
+    read_rows<T>(w, rows, b, h, token, c, p.head_dim);
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            if (token[i] >= 0) {
-                x[i] = make_float4(minus_mean(x[i].x, mean.x), minus_mean(x[i].y, mean.y), minus_mean(x[i].z, mean.z),
-                                   minus_mean(x[i].w, mean.w));
+    for (int i = 0; i < N; i++) {
+        unpack(x[i], w[i], static_cast<const T *>(nullptr));
+    }
+    if (is_k) {
+        float mean[V];
+        read_floats(mean, p.k_mean + int64_t(bh) * D + c);
+#pragma unroll
+        for (int i = 0; i < N * V; i++) {
+            if (token[i / V] >= 0) {
+                x[i / V][i % V] = minus_mean(x[i / V][i % V], mean[i % V]);
             }
         }
     }
@@ -92,13 +94,29 @@ __global__ void __launch_bounds__(QUANT_THREADS) quantize_qk(const __grid_consta
         g[0].inverse *= p.q_sign;
         g[1].inverse *= p.q_sign;
     }
-    int8_t * out = (is_k ? p.k8 : p.q8) + (int64_t(bh) * tiles + tile) * 64 * D + c;
+    int8_t * out = (is_k ? p.k8 : p.q8) + (int64_t(bh) * tiles + tile) * 64 * D + c % 16;
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const int row                                = warp + 8 * (i * SETS + set);
-        *reinterpret_cast<uint32_t *>(out + row * D) = codes_s8(x[i], g[i >= N / 2].inverse);
+        const float inverse = g[i >= N / 2].inverse;
+        int8_t * to         = out + swizzled<D>(warp + 8 * (i * SETS + set), c / 16);
+        if constexpr (V == 4) {
+            *reinterpret_cast<uint32_t *>(to) = codes_s8(x[i], inverse);
+        } else {
+            *reinterpret_cast<uint2 *>(to) = make_uint2(codes_s8(x[i], inverse), codes_s8(x[i] + 4, inverse));
+        }
     }
-    if (is_k && p.bias != nullptr && h == 0 && threadIdx.x < 64) {
+}
+
+template <int D>
+__global__ void __launch_bounds__(QUANT_THREADS, 4) quantize_qk(const __grid_constant__ QuantParams p) {
+    const int q_blocks = p.batch * p.heads * p.q_tiles;
+    const bool is_k    = int(blockIdx.x) >= q_blocks;
+    const int index = is_k ? blockIdx.x - q_blocks : blockIdx.x, tiles = is_k ? p.k_tiles : p.q_tiles;
+    const int bh = index / tiles, tile = index % tiles;
+    const Rows & rows = is_k ? p.k : p.q;
+    with_type_of(rows, [&](auto * type) { quantize_rows<D, std::decay_t<decltype(*type)>>(p, rows, is_k, bh, tile); });
+    if (is_k && p.bias != nullptr && bh % p.kv_heads == 0 && threadIdx.x < 64) {
+        const int b                                             = bh / p.kv_heads;
         p.bias2[(int64_t(b) * tiles + tile) * 64 + threadIdx.x] = bias_base2(p, b, tile * 64 + threadIdx.x);
     }
 }

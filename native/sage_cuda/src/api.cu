@@ -23,13 +23,16 @@ bool is_wide(const sage_tensor & t, int head_dim, int channels) {
 }
 
 Rows rows(const sage_tensor & t, int head_dim) {
-    return { t.data, t.batch_stride, t.head_stride, t.token_stride, int(t.dtype), is_wide(t, head_dim, 4) };
+    return { t.data, t.batch_stride, t.head_stride, t.token_stride, int(t.dtype), is_wide(t, head_dim, t.dtype == SAGE_F32 ? 4 : 8) };
 }
 
-using Launch = cudaError_t (*)(const AttnParams &, unsigned, cudaStream_t);
-Launch launch_of(sage_kernel kernel, int d) {
+using Launch = cudaError_t (*)(const AttnParams &, cudaStream_t);
+Launch launch_of(sage_kernel kernel, int d, bool sm90) {
     switch (kernel) {
         case SAGE_KERNEL_FP16:
+            if (sm90) {
+                return d == 64 ? launch_qk_int8_pv_f16_sm90_d64 : launch_qk_int8_pv_f16_sm90_d128;
+            }
             return d == 64 ? launch_qk_int8_pv_f16_d64 : launch_qk_int8_pv_f16_d128;
         case SAGE_KERNEL_FP8:
             return d == 64 ? launch_qk_int8_pv_f8_d64 : launch_qk_int8_pv_f8_d128;
@@ -92,6 +95,7 @@ AttnParams attn_params(const sage_attn_desc & d, const Plan & plan, const QuantP
     p.lk         = int(d.lk);
     p.q_tiles    = int(plan.q_tiles);
     p.k_tiles    = int(plan.k_tiles);
+    p.blocks     = unsigned(plan.q_heads * plan.q_tiles);
     p.causal     = d.causal != 0;
     p.factor     = std::fabs(d.softmax_scale) * LOG2E;
     return p;
@@ -158,13 +162,13 @@ sage_status sage::run_parts(const sage_attn_desc * desc, void * workspace, size_
                     workspace, workspace_size, choice.workspace);
     }
 
-    const Plan plan      = make_plan(*desc, choice.kernel);
+    const Plan plan      = make_plan(*desc, choice.kernel, has_sm90_code(device));
     const QuantParams q  = quant_params(*desc, plan, choice.kernel, static_cast<char *>(workspace));
     const AttnParams p   = attn_params(*desc, plan, q);
     cudaStream_t on      = static_cast<cudaStream_t>(stream);
     cudaError_t launched = parts & QUANTIZE ? launch_quantize(q, plan.d, on) : cudaSuccess;
     if (launched == cudaSuccess && (parts & ATTEND)) {
-        launched = launch_of(choice.kernel, plan.d)(p, unsigned(plan.q_heads * plan.q_tiles), on);
+        launched = launch_of(choice.kernel, plan.d, plan.sm90)(p, on);
     }
     return launched == cudaSuccess ? SAGE_OK : cuda_failed(launched, "launching attention");
 }

@@ -13,23 +13,32 @@ using sage::fail;
 constexpr int64_t TOKENS_MAX = int64_t(1) << 30;  // token numbers are 32-bit inside
 constexpr int64_t BLOCKS_MAX = 2147483647;        // of a grid, along x
 
-// The __CUDA_ARCH__ / 10 of the code that runs on a device, 0 if none. "80": machine code for 8.0 and later 8.x; "90a": for 9.0
-// alone; "100f": for 10.0 and later 10.x; "compute_80": PTX for 8.0 and anything later.
-int code_level(const char * architectures, int cc) {
-    int best = 0;
+// Calls f(number, letter, is PTX) for each architecture of the list: "80": machine code for 8.0 and later 8.x; "90a": for 9.0 alone;
+// "100f": for 10.0 and later 10.x; "compute_80": PTX for 8.0 and anything later.
+template <class F>
+void each_architecture(const char * architectures, F && f) {
     for (const char * s = architectures; *s;) {
         s += std::strspn(s, " ;,");
         const bool ptx = std::strncmp(s, "compute_", 8) == 0;
         s += ptx ? 8 : 0;
         char * end;
-        const int arch    = int(std::strtol(s, &end, 10));
-        const char letter = *end;
-        const bool runs   = letter == 'a' ? cc == arch : ptx && letter != 'f' ? cc >= arch : cc / 10 == arch / 10 && cc >= arch;
-        if (end != s && runs && arch > best) {
-            best = arch;
+        const int arch = int(std::strtol(s, &end, 10));
+        if (end != s) {
+            f(arch, *end, ptx);
         }
         s = end + std::strcspn(end, " ;,");
     }
+}
+
+// The __CUDA_ARCH__ / 10 of the code that runs on a device, 0 if none.
+int code_level(const char * architectures, int cc) {
+    int best = 0;
+    each_architecture(architectures, [&](int arch, char letter, bool ptx) {
+        const bool runs = letter == 'a' ? cc == arch : ptx && letter != 'f' ? cc >= arch : cc / 10 == arch / 10 && cc >= arch;
+        if (runs && arch > best) {
+            best = arch;
+        }
+    });
     return best;
 }
 
@@ -122,6 +131,15 @@ sage_kernel best_kernel(const sage_device & dev, int level, const char ** why_no
 
 }  // namespace
 
+bool sage::has_sm90_code(const sage_device & device) {
+    bool own = false, plain = false;
+    each_architecture(device.architectures, [&](int arch, char letter, bool ptx) {
+        own |= arch == 90 && letter == 'a' && !ptx;
+        plain |= arch == 90 && letter != 'a' && !ptx;
+    });
+    return device.compute_capability == 90 && own && !plain;
+}
+
 extern "C" int sage_abi_version(void) { return SAGE_ABI_VERSION; }
 
 extern "C" const char * sage_kernel_name(sage_kernel kernel) {
@@ -176,6 +194,34 @@ extern "C" sage_status sage_attn_choose(const sage_attn_desc * desc, const sage_
     if (choice->emulated) {
         choice->why_not_better = "this GPU emulates the FP8 instruction that this kernel uses: the kernel fp16 is faster here";
     }
-    choice->workspace = sage::make_plan(*desc, choice->kernel).bytes;
+    choice->workspace = sage::make_plan(*desc, choice->kernel, sage::has_sm90_code(*device)).bytes;
+    return SAGE_OK;
+}
+
+extern "C" sage_status sage_attn_workspace_layout(const sage_attn_desc * desc, const sage_device * device, sage_attn_layout * layout) {
+    sage_attn_choice choice  = {};
+    choice.struct_size       = sizeof choice;
+    const sage_status status = sage_attn_choose(desc, device, &choice);
+    if (status != SAGE_OK) {
+        return status;
+    }
+    if (layout == nullptr || layout->struct_size != sizeof(sage_attn_layout)) {
+        return fail(SAGE_BAD_ARGUMENT, "a layout that is null or of another struct_size than this library's %zu", sizeof(sage_attn_layout));
+    }
+    if (!choice.supported) {
+        return fail(SAGE_UNSUPPORTED, "%s", choice.reason);
+    }
+    const sage::Plan plan = sage::make_plan(*desc, choice.kernel, sage::has_sm90_code(*device));
+    *layout               = { sizeof(sage_attn_layout),
+                              plan.d,
+                              plan.q_rows,
+                              plan.k_rows,
+                              plan.q8,
+                              plan.k8,
+                              plan.v_codes,
+                              plan.sq,
+                              plan.sk,
+                              plan.v_scale,
+                              plan.k_mean };
     return SAGE_OK;
 }

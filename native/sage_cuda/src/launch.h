@@ -9,12 +9,14 @@
 namespace sage {
 
 cudaError_t launch_quantize(const QuantParams & p, int d, cudaStream_t stream);
-cudaError_t launch_qk_int8_pv_f16_d64(const AttnParams & p, unsigned blocks, cudaStream_t stream);
-cudaError_t launch_qk_int8_pv_f16_d128(const AttnParams & p, unsigned blocks, cudaStream_t stream);
-cudaError_t launch_qk_int8_pv_f8_d64(const AttnParams & p, unsigned blocks, cudaStream_t stream);
-cudaError_t launch_qk_int8_pv_f8_d128(const AttnParams & p, unsigned blocks, cudaStream_t stream);
-cudaError_t launch_qk_int8_pv_f8pp_d64(const AttnParams & p, unsigned blocks, cudaStream_t stream);
-cudaError_t launch_qk_int8_pv_f8pp_d128(const AttnParams & p, unsigned blocks, cudaStream_t stream);
+cudaError_t launch_qk_int8_pv_f16_d64(const AttnParams & p, cudaStream_t stream);
+cudaError_t launch_qk_int8_pv_f16_d128(const AttnParams & p, cudaStream_t stream);
+cudaError_t launch_qk_int8_pv_f16_sm90_d64(const AttnParams & p, cudaStream_t stream);
+cudaError_t launch_qk_int8_pv_f16_sm90_d128(const AttnParams & p, cudaStream_t stream);
+cudaError_t launch_qk_int8_pv_f8_d64(const AttnParams & p, cudaStream_t stream);
+cudaError_t launch_qk_int8_pv_f8_d128(const AttnParams & p, cudaStream_t stream);
+cudaError_t launch_qk_int8_pv_f8pp_d64(const AttnParams & p, cudaStream_t stream);
+cudaError_t launch_qk_int8_pv_f8pp_d128(const AttnParams & p, cudaStream_t stream);
 
 // sage_attn_run, or a part of it, for timing
 enum Parts { QUANTIZE = 1, ATTEND = 2 };

@@ -7,27 +7,30 @@
 namespace sage {
 
 struct Plan {
+    bool sm90;                             // by the Hopper kernel
     int d;                                 // head_dim padded: 64 or 128
-    int64_t q_rows, k_rows;                // padded to Q_TILE and K_TILE
-    int64_t q_tiles, k_tiles, stat_tiles;  // Q_TILE, K_TILE, STAT_ROWS
+    int64_t q_rows, k_rows;                // padded to Q_TILE or Q_TILE_SM90, and to K_PAD
+    int64_t q_tiles, k_tiles, stat_tiles;  // Q_TILE or Q_TILE_SM90, K_TILE, STAT_ROWS
     int64_t q_heads, kv_heads;             // times batch
     // byte offsets into the workspace
     size_t q8, k8, v_codes, sq, sk, bias2, k_mean, v_scale, part_sum, part_max, part_count, bytes;
 };
 
-// Validated descriptions only: sizes are known to fit.
-inline Plan make_plan(const sage_attn_desc & d, sage_kernel kernel) {
-    Plan p       = {};
-    p.d          = d.head_dim <= 64 ? 64 : 128;
-    p.q_tiles    = (d.lq + Q_TILE - 1) / Q_TILE;
-    p.k_tiles    = (d.lk + K_TILE - 1) / K_TILE;
-    p.stat_tiles = (d.lk + STAT_ROWS - 1) / STAT_ROWS;
-    p.q_rows     = p.q_tiles * Q_TILE;
-    p.k_rows     = p.k_tiles * K_TILE;
-    p.q_heads    = int64_t(d.batch) * d.heads;
-    p.kv_heads   = int64_t(d.batch) * d.kv_heads;
-    size_t at    = 0;
-    auto part    = [&](int64_t bytes) {
+// Validated descriptions only: sizes are known to fit. `kernel` is the one that runs.
+inline Plan make_plan(const sage_attn_desc & d, sage_kernel kernel, bool sm90_code) {
+    Plan p           = {};
+    p.sm90           = sm90_code && kernel == SAGE_KERNEL_FP16;
+    const int q_tile = p.sm90 ? Q_TILE_SM90 : Q_TILE;
+    p.d              = d.head_dim <= 64 ? 64 : 128;
+    p.q_tiles        = (d.lq + q_tile - 1) / q_tile;
+    p.k_tiles        = (d.lk + K_PAD - 1) / K_PAD * (K_PAD / K_TILE);
+    p.stat_tiles     = (d.lk + STAT_ROWS - 1) / STAT_ROWS;
+    p.q_rows         = p.q_tiles * q_tile;
+    p.k_rows         = p.k_tiles * K_TILE;
+    p.q_heads        = int64_t(d.batch) * d.heads;
+    p.kv_heads       = int64_t(d.batch) * d.kv_heads;
+    size_t at        = 0;
+    auto part        = [&](int64_t bytes) {
         const size_t here = at;
         at += (size_t(bytes) + 255) / 256 * 256;
         return here;
@@ -46,5 +49,8 @@ inline Plan make_plan(const sage_attn_desc & d, sage_kernel kernel) {
     p.bytes      = at;
     return p;
 }
+
+// Whether machine code of 9.0a is there and runs on the device: 9.0's alone has no wgmma, and with both it is not ours to say which runs.
+bool has_sm90_code(const sage_device & device);
 
 }  // namespace sage
