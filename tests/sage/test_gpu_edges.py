@@ -91,8 +91,8 @@ def test_normal_inputs_and_the_error_table(kernel: str) -> None:
 
 @each_kernel
 def test_channel_offsets(kernel: str) -> None:
-    """Channel offsets up to 20 in K and V: 0.0005 for fp16, 0.004 for fp8. fp8++ has a limit of its own, as the design says:
-    its V has 2.25 for a maximum, so a channel's values below a 144th of it are subnormal."""
+    """Channel offsets up to 20 in K and V: 0.0005 for fp16, 0.004 for fp8. fp8++ has its own limit by design: its V
+    has 2.25 for a maximum, so a channel's values below a 144th of it are subnormal."""
     q, k, v = normal(1, 4, 2, 300, 2000, 128)
     offsets = np.random.default_rng(1).uniform(-20, 20, (2, 1, 2, 1, 128)).astype(np.float32)
     out = attention(kernel, q, k + offsets[0], v + offsets[1])
