@@ -28,10 +28,10 @@ KERNELS = {
     for d in (64, 128)
     for bias in (0, 1)
 }
-# Matrix instructions of the FP8 kernels. Before 89 there is no FP8: P V is left out, and the chooser never takes them.
-# Where FP8 mma.sync is emulated it is FP16's instruction.
-NONE, EMULATED, NATIVE = {"IMMA"}, {"IMMA", "HMMA"}, {"IMMA", "QMMA"}
-OF_FP8 = {"80": NONE, "86": NONE, "89": NATIVE, "90a": EMULATED, "100a": EMULATED, "120a": NATIVE}
+# Matrix instructions of the FP8 kernels. Where FP8 mma.sync is emulated it is FP16's instruction. Before 89 there is no
+# FP8: P V is left out, and the chooser never takes them.
+EMULATED, NATIVE = {"IMMA", "HMMA"}, {"IMMA", "QMMA"}
+OF_FP8 = {"89": NATIVE, "90a": EMULATED, "100a": EMULATED, "120a": NATIVE}
 # Kernels whose main loop touches local memory today.
 SPILLED = {
     "89": {
@@ -143,14 +143,19 @@ def test_every_kernel_of_the_sources_is_there(arch: str) -> None:
     assert len(written) == sources.count("__global__")
     names = list(kernels_of(arch))
     assert {kernel for kernel in written if not any(f"{len(kernel)}{kernel}" in name for name in names)} == set()
-    assert sum("qk_int8" in name for name in names) == len(KERNELS)
+    assert sum("qk_int8INS_" in name for name in names) == len(KERNELS)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_matrix_instructions(name: str, arch: str) -> None:
     found = {i.name for i in kernel_of(arch, name) if is_matrix(i)}
-    assert found == ({"IMMA", "HMMA"} if name.startswith("fp16") else OF_FP8[arch])
+    if name.startswith("fp16"):
+        assert found == {"IMMA", "HMMA"}
+    elif arch in OF_FP8:
+        assert found == OF_FP8[arch]
+    else:
+        assert found <= {"IMMA"}
 
 
 @pytest.mark.parametrize("arch", IN_CI)
