@@ -24,3 +24,6 @@ enable_language(CUDA)
 # Installed as sdsage/_lib/libsdsage.so, the library finds the run-time wheels beside the package (extra cuda).
 string(REGEX MATCH "^[0-9]+" sdsage_cuda_major ${CMAKE_CUDA_COMPILER_VERSION})
 list(APPEND CMAKE_INSTALL_RPATH "$ORIGIN/../../nvidia/cu${sdsage_cuda_major}/lib")
+
+# The driver's library is part of no toolkit. A program that links libsdsage is built without it, and finds it when it runs.
+add_link_options($<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:LINKER:--allow-shlib-undefined>)
