@@ -22,7 +22,16 @@ def _load() -> tuple[Any, Any]:
     try:
         return builder, builder.dlopen(str(library_path()), flags)
     except OSError as error:
-        raise ImportError(f"{library_path()} can't be loaded: {error}") from error
+        raise ImportError(f"{library_path()} can't be loaded: {error}{_advice(str(error))}") from error
+
+
+def _advice(problem: str) -> str:
+    """What to do about a library that a CUDA build lacks."""
+    if "libcuda.so" in problem:
+        return "; a build for CUDA needs NVIDIA's driver: without one install the build for the CPU"
+    if "libcublas" in problem or "libcudart" in problem:
+        return "; the CUDA libraries come with pip install 'sdsage[cuda]'"
+    return ""
 
 
 def _check_layout(builder: Any, library: Any) -> None:
