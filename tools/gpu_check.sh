@@ -86,6 +86,6 @@ if [ $status != 0 ]; then
 elif [ ${#pytest_options[@]} != 0 ]; then
     echo "gpu_check.sh: passed; a selection of tests makes no record"
 else
-    "$python" tests/sage/record.py write "$build/junit.xml" "$SAGE_CUDA_LIB" ${portable:+"$build/portable.xml"}
+    "$python" tests/sage/record.py kernels write "$build/junit.xml" "$SAGE_CUDA_LIB" ${portable:+"$build/portable.xml"}
 fi
 exit $status

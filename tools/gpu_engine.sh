@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
 # The CUDA engine on this machine's GPU: builds it, then runs its tests.
 #
-#   tools/gpu_engine.sh [--build DIR] [--wheels DIR] [--sanitizer] [--no-tests] [-- PYTEST OPTIONS]
+#   tools/gpu_engine.sh [--build DIR] [--lib DIR] [--wheels DIR] [--sanitizer] [--no-tests] [-- PYTEST OPTIONS]
 #
-# cffi comes from the wheels of DIR (default .whl) where Python lacks it; SDSAGE_UPSTREAM_SDIST names the engine's source
+# With --lib nothing is built: DIR holds libsdsage.so, sd-cli, cdef.h and bin/probe_attention. cffi comes from the wheels of DIR (default .whl) where Python lacks it; SDSAGE_UPSTREAM_SDIST names the engine's source
 # where there is no network. Logs go to build/gpu-engine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-build=build/gpu-engine wheels=.whl sanitizer=no tests=yes pytest_options=()
+build=build/gpu-engine lib="" wheels=.whl sanitizer=no tests=yes pytest_options=()
 while [ $# -gt 0 ]; do
     case $1 in
         --build) build=$2; shift 2 ;;
+        --lib) lib=$(realpath "$2"); shift 2 ;;
         --wheels) wheels=$2; shift 2 ;;
         --sanitizer) sanitizer=yes; shift ;;
         --no-tests) tests=no; shift ;;
         --) shift; pytest_options=("$@"); break ;;
-        *) sed -n '2,7p' "$0" >&2; exit 2 ;;
+        *) sed -n '2,8p' "$0" >&2; exit 2 ;;
     esac
 done
 python=${PYTHON:-python3}
@@ -27,7 +28,7 @@ if ! "$python" -c "import cffi" 2> /dev/null; then
     export PYTHONPATH="$PWD/$build/site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
-if [ ! -f "$build/lib/libsdsage.so" ]; then
+if [ -z "$lib" ] && [ ! -f "$build/lib/libsdsage.so" ]; then
     start=$SECONDS
     # with CUDA graphs, which a variable turns off at run time: both ways are tested
     cmake -S . -B "$build/cmake" -G Ninja -DSD_CUDA=ON -DSD_USE_UPSTREAM_GGML=OFF -DSDSAGE_TESTS=ON -DSD_WEBP=OFF -DSD_WEBM=OFF \
@@ -39,18 +40,27 @@ if [ ! -f "$build/lib/libsdsage.so" ]; then
     strip "$build"/lib/libsdsage.so "$build"/lib/sd-cli "$build"/lib/bin/probe_attention
     echo "engine built in $((SECONDS - start)) s"
 fi
-export SDSAGE_LIB_DIR="$PWD/$build/lib" SDSAGE_BUILD_DIR="$PWD/$build/lib" SDSAGE_CACHE_DIR="$PWD/$build/cache" PYTHONUNBUFFERED=1
+lib=${lib:-$PWD/$build/lib}
+export SDSAGE_LIB_DIR="$lib" SDSAGE_BUILD_DIR="$lib" SDSAGE_CACHE_DIR="$PWD/$build/cache" PYTHONUNBUFFERED=1
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 [ $tests = yes ] || exit 0
 
 status=0
-"$python" -m pytest -q -p no:cacheprovider -m gpu tests/test_gpu_engine.py --durations=5 ${pytest_options[@]+"${pytest_options[@]}"} 2>&1 |
+"$python" -m pytest -q -p no:cacheprovider -m gpu tests/test_gpu_engine.py --durations=5 --junitxml "$build/engine.xml" ${pytest_options[@]+"${pytest_options[@]}"} 2>&1 |
     tee "$build/engine.log" || status=1
-SDSAGE_PROBE_DEVICE=cuda:0 "$python" -m pytest -q -p no:cacheprovider tests/test_attention.py 2>&1 | tee "$build/probe.log" || status=1
+SDSAGE_PROBE_DEVICE=cuda:0 "$python" -m pytest -q -p no:cacheprovider tests/test_attention.py --junitxml "$build/probe.xml" 2>&1 | tee "$build/probe.log" || status=1
 if [ $sanitizer = yes ]; then
     echo "compute-sanitizer memcheck"
-    compute-sanitizer --tool memcheck --error-exitcode 9 "$build/lib/sd-cli" -M vid_gen $("$python" tests/tiny_options.py) \
+    compute-sanitizer --tool memcheck --error-exitcode 9 "$lib/sd-cli" -M vid_gen $("$python" tests/tiny_options.py) \
         -p "a lovely cat" --steps 1 --high-noise-steps 1 --cfg-scale 1 --high-noise-cfg-scale 1 --sage-attn -W 64 -H 64 \
         --video-frames 5 -o "$build/memcheck_%03d.png" 2>&1 | tail -4 || status=1
+fi
+
+# The record is of the whole suite: options that select tests make none.
+if [ $status != 0 ]; then
+    echo "gpu_engine.sh: failed, no record" >&2
+elif [ ${#pytest_options[@]} = 0 ]; then
+    "$python" tests/sage/record.py engine write "$build/engine.xml" "$SDSAGE_LIB_DIR/libsdsage.so" "$build/probe.xml"
+    [ -z "${OUT:-}" ] || cp benchmarks/results/gpu_engine.json "$OUT"/
 fi
 exit $status

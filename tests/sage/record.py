@@ -1,9 +1,9 @@
-"""The record of the last GPU check, and what has changed since.
+"""The records of the last checks on a GPU, and what has changed since: of the kernels and of their place in the engine.
 
-python tests/sage/record.py hash                      tree hash of native/sage_cuda
-python tests/sage/record.py write JUNIT.xml LIBRARY [PORTABLE.xml]
-                                                  benchmarks/results/gpu_check.json, if every test passed
-python tests/sage/record.py unverified "why"      puts the line for the present tree into UNVERIFIED.md
+python tests/sage/record.py kernels|engine hash               tree hash
+python tests/sage/record.py kernels|engine write JUNIT.xml LIBRARY [MORE.xml]
+                                                           the record, if every test passed
+python tests/sage/record.py kernels|engine unverified "why"   puts the line for the present tree into UNVERIFIED.md
 """
 
 import hashlib
@@ -12,58 +12,116 @@ import platform
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TREE = ROOT / "native" / "sage_cuda"
-RECORD = ROOT / "benchmarks" / "results" / "gpu_check.json"
+RESULTS = ROOT / "benchmarks" / "results"
 UNVERIFIED = ROOT / "UNVERIFIED.md"
-START = "- native/sage_cuda "  # of its line in UNVERIFIED.md; then the tree hash's first 12 digits, a colon, and why
 
 
-def tree_hash(tree: Path = TREE) -> str:
-    """sha256 over names and contents, in the order of the names. Notes and what a build leaves do not count."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in tree.rglob("*") if p.is_file()):
-        parts = path.relative_to(tree).parts
-        if path.suffix == ".md" or parts[0].startswith("build") or "__pycache__" in parts or path.name.startswith("."):
+@dataclass(frozen=True)
+class Part:
+    """What is checked on a GPU as one.
+
+    Attributes:
+        name: what UNVERIFIED.md calls it.
+        paths: folders and files that the hash is of.
+        command: what checks it.
+        more: what a second run of tests is of.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    record: Path
+    command: str
+    more: str
+
+    @property
+    def start(self) -> str:
+        """Of its line in UNVERIFIED.md; then the tree hash's first 12 digits, a colon, and why."""
+        return f"- {self.name} "
+
+
+KERNELS = Part(
+    "native/sage_cuda",
+    (ROOT / "native" / "sage_cuda",),
+    RESULTS / "gpu_check.json",
+    "tools/gpu_check.sh",
+    "tests_passed_portable_fp16",  # fp16 with the code of GPUs that have none of their own
+)
+ENGINE = Part(
+    "SageAttention in the engine",
+    (
+        ROOT / "native" / "ggml-patched" / "cuda",
+        ROOT / "native" / "ggml-patched" / "glue" / "sdsage_attention.hpp",
+        ROOT / "native" / "ggml-patched" / "glue" / "sdsage_models.hpp",
+        ROOT / "native" / "sd_cli" / "src" / "attention.cpp",
+    ),
+    RESULTS / "gpu_engine.json",
+    "tools/gpu_engine.sh",
+    "attention_cases_passed",
+)
+
+
+def files_of(path: Path) -> list[tuple[str, Path]]:
+    """Names, relative to a folder, and files. Notes and what a build leaves do not count."""
+    if path.is_file():
+        return [(path.name, path)]
+    found = []
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        parts = file.relative_to(path).parts
+        if file.suffix == ".md" or parts[0].startswith("build") or "__pycache__" in parts or file.name.startswith("."):
             continue
-        content = path.read_bytes()
-        digest.update(f"{'/'.join(parts)}\n{len(content)}\n".encode() + content)
+        found.append(("/".join(parts), file))
+    return found
+
+
+def tree_hash(part: Part = KERNELS) -> str:
+    """sha256 over names and contents, in the order of the names."""
+    digest = hashlib.sha256()
+    for name, file in (found for path in part.paths for found in files_of(path)):
+        content = file.read_bytes()
+        digest.update(f"{name}\n{len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
-def line_hash(line: str) -> str:
-    return line.removeprefix(START).split(":")[0].strip()
+def line_hash(line: str, part: Part) -> str:
+    return line.removeprefix(part.start).split(":")[0].strip()
 
 
-def complaint(tree: str, record: dict[str, Any] | None, notes: str) -> str:
+def complaint(tree: str, record: dict[str, Any] | None, notes: str, part: Part = KERNELS) -> str:
     """'' where the record is of this tree, or UNVERIFIED.md says of this tree that it is not."""
-    lines = [line for line in notes.splitlines() if line.startswith(START)]
+    lines = [line for line in notes.splitlines() if line.startswith(part.start)]
     if record is not None and record["tree"] == tree:
         return f"the GPU check has run on this tree: delete from UNVERIFIED.md {lines[0]!r}" if lines else ""
-    if [line_hash(line) for line in lines] == [tree[:12]]:
+    if [line_hash(line, part) for line in lines] == [tree[:12]]:
         return ""
     last = f"last run on a GPU {record['date']} as {record['tree'][:12]}" if record else "never run on a GPU"
     return (
-        f"native/sage_cuda is {tree[:12]}, {last}: run tools/gpu_check.sh on a machine with a GPU, "
-        'or say so by `python tests/sage/record.py unverified "what changed, why it was not run"`'
+        f"{part.name} is {tree[:12]}, {last}: run {part.command} on a machine with a GPU, or say so by `python "
+        f'tests/sage/record.py {NAMES[part]} unverified "what changed, why it was not run"`'
     )
 
 
-def load() -> dict[str, Any] | None:
-    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else None
+NAMES = {KERNELS: "kernels", ENGINE: "engine"}
+PARTS = {name: part for part, name in NAMES.items()}
 
 
-def drop_line(notes: str) -> str:
-    return "".join(line for line in notes.splitlines(keepends=True) if not line.startswith(START))
+def load(part: Part = KERNELS) -> dict[str, Any] | None:
+    return json.loads(part.record.read_text(encoding="utf-8")) if part.record.is_file() else None
 
 
-def write_unverified(why: str) -> None:
+def drop_line(notes: str, part: Part) -> str:
+    return "".join(line for line in notes.splitlines(keepends=True) if not line.startswith(part.start))
+
+
+def write_unverified(why: str, part: Part = KERNELS) -> None:
     old = UNVERIFIED.read_text(encoding="utf-8") if UNVERIFIED.is_file() else ""
-    UNVERIFIED.write_text(drop_line(old) + f"{START}{tree_hash()[:12]}: {why}\n", encoding="utf-8")
+    line = f"{part.start}{tree_hash(part)[:12]}: {why}\n"
+    UNVERIFIED.write_text(drop_line(old, part) + line, encoding="utf-8")
 
 
 def counts(junit: Path) -> dict[str, int]:
@@ -102,34 +160,35 @@ def passed(junit: Path) -> int:
     return good
 
 
-def write(junit: Path, library: Path, portable: Path | None = None) -> None:
-    """`portable`: of the tests of fp16 with the code that GPUs without one of their own run."""
+def write(junit: Path, library: Path, more: Path | None = None, part: Part = KERNELS) -> None:
+    """`more`: a second run of tests, under the name that the part has for it."""
     record = {
-        "tree": tree_hash(),
+        "tree": tree_hash(part),
         "tests_passed": passed(junit),
         "tests_skipped": skips(junit),
-        **({"tests_passed_portable_fp16": passed(portable)} if portable else {}),
+        **({part.more: passed(more)} if more else {}),
         **gpu(),
         "library_sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
         "python": platform.python_version(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": "tools/gpu_check.sh",
+        "command": part.command,
     }
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    part.record.parent.mkdir(parents=True, exist_ok=True)
+    part.record.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=2))
 
 
 def main(args: list[str]) -> None:
-    match args:
-        case ["hash"]:
-            print(tree_hash())
-        case ["write", junit, library]:
-            write(Path(junit), Path(library))
-        case ["write", junit, library, portable]:
-            write(Path(junit), Path(library), Path(portable))
-        case ["unverified", why]:
-            write_unverified(why)
+    part = PARTS.get(args[0]) if args else None
+    match args[1:]:
+        case ["hash"] if part:
+            print(tree_hash(part))
+        case ["write", junit, library] if part:
+            write(Path(junit), Path(library), None, part)
+        case ["write", junit, library, more] if part:
+            write(Path(junit), Path(library), Path(more), part)
+        case ["unverified", why] if part:
+            write_unverified(why, part)
         case _:
             sys.exit(__doc__)
 

@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 import record
-from record import START, UNVERIFIED, complaint, tree_hash
+from record import KERNELS, NAMES, UNVERIFIED, Part, complaint, tree_hash
 
+START = KERNELS.start
 TREE = "0123456789abcdef" * 4
 OTHER = "f" * 64
 
 
-def test_the_kernels_ran_on_a_gpu_or_are_listed() -> None:
+@pytest.mark.parametrize("part", NAMES, ids=NAMES.values())
+def test_what_runs_on_a_gpu_ran_there_or_is_listed(part: Part) -> None:
     notes = UNVERIFIED.read_text(encoding="utf-8") if UNVERIFIED.is_file() else ""
-    said = complaint(tree_hash(), record.load(), notes)
+    said = complaint(tree_hash(part), record.load(part), notes, part)
     assert not said, said
 
 
@@ -37,13 +39,14 @@ def test_the_hash_sees_names_and_contents_but_no_notes(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     file = tmp_path / "kernels" / "a.cu"
     file.write_text("one")
-    first = tree_hash(tmp_path)
+    part = Part("", (tmp_path,), tmp_path, "", "")
+    first = tree_hash(part)
     (tmp_path / "NOTES.md").write_text("measured")
-    assert tree_hash(tmp_path) == first
+    assert tree_hash(part) == first
     file.write_text("two")
-    second = tree_hash(tmp_path)
+    second = tree_hash(part)
     file.rename(tmp_path / "kernels" / "b.cu")
-    assert len({first, second, tree_hash(tmp_path)}) == 3
+    assert len({first, second, tree_hash(part)}) == 3
 
 
 JUNIT = """<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="1">
@@ -53,21 +56,23 @@ JUNIT = """<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="1
 def test_a_failed_check_leaves_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     junit, library = tmp_path / "junit.xml", tmp_path / "lib.so"
     library.write_bytes(b"")
-    monkeypatch.setattr(record, "RECORD", tmp_path / "results" / "gpu_check.json")
+    part = Part(
+        "native/sage_cuda", KERNELS.paths, tmp_path / "results" / "gpu_check.json", "tools/gpu_check.sh", KERNELS.more
+    )
     monkeypatch.setattr(record, "gpu", lambda: {"device": "made up"})
     for tests, failures in ((5, 1), (1, 0)):  # a failure; nothing but skips
         junit.write_text(JUNIT.format(tests, failures))
         with pytest.raises(SystemExit, match="no record"):
-            record.write(junit, library)
-        assert record.load() is None
+            record.write(junit, library, None, part)
+        assert record.load(part) is None
     junit.write_text(JUNIT.format(5, 0))
     portable = tmp_path / "portable.xml"
     portable.write_text(JUNIT.format(3, 1))
     with pytest.raises(SystemExit, match="no record"):
-        record.write(junit, library, portable)
+        record.write(junit, library, portable, part)
     portable.write_text(JUNIT.format(3, 0))
-    record.write(junit, library, portable)
-    made = record.load()
+    record.write(junit, library, portable, part)
+    made = record.load(part)
     assert made is not None
     assert made["tests_passed_portable_fp16"] == 2
     assert (made["tree"], made["tests_passed"], made["tests_skipped"]) == (tree_hash(), 4, {"one device": 1})
