@@ -38,6 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "sage fp16": {"sage_attn": True, "sage_kernel": "fp16"},
     "sage auto": {"sage_attn": True},
 }
+KERNEL_METHODS = ("flash", "sage fp16")
 WIDTH, HEIGHT, SEED, PROMPT = 832, 480, 42, "a lovely cat walking in the garden"
 BAR = re.compile(rb"\|[=> ]*\|\s+(\d+)/(\d+) - ")
 
@@ -215,12 +216,12 @@ def kernel_table(path: Path, window: list[float]) -> dict[str, Any]:
 
 
 def kernels(args: argparse.Namespace) -> dict[str, Any]:
-    """The last of two steps of each method and frame count under CUPTI, in processes of their own."""
+    """The last of two steps of the largest job under CUPTI, each method in a process of its own."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         library = build_collector(Path(folder))
-        for name in args.methods:
-            for frames in args.frames:
+        for name in KERNEL_METHODS:
+            for frames in args.frames[-1:]:
                 table = Path(folder) / "times.tsv"
                 env = {**os.environ, "CUDA_INJECTION64_PATH": str(library), "KERNEL_TIMES": str(table)}
                 command = [sys.executable, __file__, "--one", name, "--size", args.size, "--models", str(args.models)]
@@ -284,14 +285,20 @@ def main() -> None:
         "sage": vars(sdsage.sage_info()),
         "date": time.strftime("%Y-%m-%d"),
         "job": f"{WIDTH}x{HEIGHT}, {args.steps} steps, one forward a step, Q8_0",
-        "methods": measure(files, args),
     }
+
+    def save() -> None:  # what is measured stays, whatever comes after
+        known = json.loads(RESULT.read_text()) if RESULT.is_file() else {}
+        RESULT.write_text(json.dumps(known | {args.size: entry}, indent=2) + "\n")
+
+    entry["methods"] = measure(files, args)
+    save()
     if args.unpatched:
         entry["methods"]["flash, unpatched engine"] = unpatched(args.unpatched, files, args)
+        save()
     if args.kernels:
         entry["last step by kernel"] = kernels(args)
-    known = json.loads(RESULT.read_text()) if RESULT.is_file() else {}
-    RESULT.write_text(json.dumps(known | {args.size: entry}, indent=2) + "\n")
+        save()
 
 
 if __name__ == "__main__":
