@@ -68,7 +68,8 @@ class Attention:
     """How often one kernel computed attention in one part of a model.
 
     Attributes:
-        module: "diffusion", or with two experts "low-noise" and "high-noise"; "text encoder", "picture encoder", "VAE".
+        module: "diffusion", or with two experts "low-noise" and "high-noise"; "text encoder", "picture encoder", "VAE",
+            "ControlNet".
         kernel: "fp16", "fp8" or "fp8++" of SageAttention, "flash" or "ordinary".
         calls: attention nodes of the graphs that were executed.
         why: why SageAttention was not used although it was asked for; "" otherwise.
@@ -191,17 +192,13 @@ class _Outcome:
     error: BaseException | None = None
 
 
-_MODULES = {"encode_text": "text encoder", "encode_image": "picture encoder", "decode": "VAE"}
-
-
 def attention() -> tuple[Attention, ...]:
     """What computed attention in the last job of this thread."""
     found = []
     entry = ffi.new("sdsage_attention_t *")
     for i in range(lib.sdsage_attention_count()):
         lib.sdsage_get_attention(i, entry)
-        module = _MODULES.get(STAGES[entry.stage]) or EXPERTS[entry.expert] or "diffusion"
-        found.append(Attention(module, text(entry.kernel), entry.calls, text(entry.why)))
+        found.append(Attention(text(entry.module), text(entry.kernel), entry.calls, text(entry.why)))
     return tuple(found)
 
 
@@ -321,6 +318,8 @@ def _stop_at_exit() -> None:
 
 def select_device(name: str | None) -> None:
     """The device of what this thread makes next; None leaves it to the engine (the first GPU, else the CPU)."""
+    if name is not None and not isinstance(name, str):
+        raise BadRequest(f"a device is named by text such as 'cpu' or 'cuda:0', got {name!r}")
     if not lib.sdsage_set_device(ffi.NULL if name is None else name.encode()):
         known = ", ".join(d.name for d in devices())
         raise BadRequest(f"there is no device {name!r} here; devices of this build: {known}")
@@ -380,6 +379,8 @@ def sage_info(kernel: SageKernel | str = SageKernel.AUTO, device: str | None = N
         BadRequest: no kernel or device is called so.
     """
     chosen = SageKernel.parse(kernel)
+    if chosen is SageKernel.COUNT:
+        raise BadRequest(f"COUNT is no kernel; choose one of {', '.join(SageKernel.choices())}")
     select_device(device)
     c = ffi.new("sdsage_sage_t *")
     lib.sdsage_get_sage(chosen, c)

@@ -83,6 +83,15 @@ def native_refusal() -> list[Any]:
     return run_job(body, Hooks())
 
 
+def with_previews() -> list[list[Any]]:
+    """A job that decodes a preview after every step; both experts."""
+    with sdsage.Context(ctx_params(MODELS["wan"], sage_attn=True)) as context:
+        result = context.generate_video(
+            small_video(), on_preview=lambda step, frames, noisy: None, preview=sdsage.Preview("vae")
+        )
+    return [[a.module, a.kernel, a.calls] for a in result.attention]
+
+
 def broken() -> str:
     lib.sdsage_test_break_sage(True)
     try:
@@ -105,6 +114,7 @@ def main() -> None:
     found["old toolkit"] = refusal((89, 11080, b"80 89"), "auto")
     found["fp8 on Ampere"] = refusal(AMPERE, "fp8")
     lib.sdsage_test_sage_cpu(*ADA)
+    found["with previews"] = with_previews()
     found["sage_info"] = vars(sdsage.sage_info())
     found["broken card"] = broken()
     plain = run(model)

@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import BUILD
+
+import sdsage
+from sdsage._library import sd_cli_path
 
 HERE = Path(__file__).parent
 MODULES = {"wan": ["low-noise", "high-noise"], "flux": ["diffusion"]}
@@ -135,6 +139,35 @@ def test_sage_info(found: Any) -> None:
     assert info["supported"]
     assert (info["kernel"], info["compute_capability"], info["toolkit"]) == ("fp8++", "8.9", "13.0")
     assert info["architectures"] == ["80", "89"]
+
+
+def test_previews_are_the_vae_s(found: Any) -> None:
+    """What decodes a preview between two steps is no part of the expert."""
+    calls = {module: (kernel, n) for module, kernel, n in found["with previews"]}
+    assert calls["high-noise"] == calls["low-noise"] == ("fp8++", CALLS["wan"])
+    assert calls["VAE"][0] == "ordinary"
+    assert calls["VAE"][1] > 2  # those of the decode alone
+    assert len(found["with previews"]) == 4
+
+
+def test_sage_info_can_be_asked_by_many_threads() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        reasons = set(pool.map(lambda _: sdsage.sage_info(device="cpu").reason, range(2000)))
+    assert len(reasons) == 1
+
+
+@pytest.mark.parametrize(("kernel", "device"), [("COUNT", None), ("fp4", None), ("auto", 5), ("auto", "cuda:99")])
+def test_sage_info_of_what_does_not_exist(kernel: Any, device: Any) -> None:
+    with pytest.raises(sdsage.BadRequest):
+        sdsage.sage_info(kernel, device)
+
+
+def test_sd_cli_says_why(tmp_path: Path) -> None:
+    command = [str(sd_cli_path()), "-M", "vid_gen", "--diffusion-model", "no.gguf", "-p", "a cat", "--sage-attn"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "SageAttention can't run on" in done.stdout + done.stderr
+    assert "no.gguf" not in done.stdout + done.stderr
 
 
 def test_command_without_cuda(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ if [ -x "$lib/bin/probe_attention" ]; then
     probe=$build/probe.xml
     SDSAGE_PROBE_DEVICE=cuda:0 "$python" -m pytest -q -p no:cacheprovider tests/test_attention.py --junitxml "$probe" 2>&1 | tee "$build/probe.log" || status=1
 else
-    echo "no $lib/bin/probe_attention: the attention cases of tests/test_attention.py are left out"
+    echo "no $lib/bin/probe_attention: the attention cases of tests/test_attention.py are left out, and so is the record"
 fi
 if [ $sanitizer = yes ]; then
     echo "compute-sanitizer memcheck"
@@ -65,8 +65,8 @@ fi
 # The record is of the whole suite: options that select tests make none.
 if [ $status != 0 ]; then
     echo "gpu_engine.sh: failed, no record" >&2
-elif [ ${#pytest_options[@]} = 0 ]; then
-    "$python" tests/sage/record.py engine write "$build/engine.xml" "$SDSAGE_LIB_DIR/libsdsage.so" ${probe:+"$probe"}
+elif [ ${#pytest_options[@]} = 0 ] && [ -n "$probe" ]; then
+    "$python" tests/sage/record.py engine write "$build/engine.xml" "$SDSAGE_LIB_DIR/libsdsage.so" "$probe"
     [ -z "${OUT:-}" ] || cp benchmarks/results/gpu_engine.json "$OUT"/
 fi
 exit $status

@@ -462,6 +462,21 @@ SD_CLI = Group(
         Edit(CLI, ">", '#include "image_metadata.h"\n', '#include "sdsage.h"\n'),
         Edit(CLI, ">", "    bool convert_name     = false;\n", "    bool print_params     = false;\n"),
         Edit(
+            CLI,
+            "<",
+            '            LOG_INFO("new_sd_ctx_t failed");',
+            '            LOG_ERROR("%s", sdsage_last_error());\n',
+        ),
+        Edit(
+            CLI, "<", '            LOG_ERROR("generate failed");', '            LOG_ERROR("%s", sdsage_last_error());\n'
+        ),
+        Edit(
+            COMMON,
+            ">",
+            '        << "  diffusion_flash_attn: " << (diffusion_flash_attn ? "true" : "false") << ",\\n"\n',
+            '        << "  sage_attn: " << (sage_attn ? "true" : "false") << ",\\n"\n',
+        ),
+        Edit(
             "examples/common/common.h",
             ">",
             "    bool diffusion_flash_attn   = false;\n",
@@ -601,10 +616,13 @@ SAGE = Group(
             EXTEND,
             "=",
             "void set_flash_attention_enabled(bool enabled) {",
-            "void set_flash_attention_enabled(int enabled) {",
+            "bool is_diffusion_model = false;\n\n    void set_flash_attention_enabled(int enabled) {",
         ),
         Edit(
-            EXTEND, "<", "        int64_t t_cache_begin = ggml_time_ms();\n", "        sdsage::count_attention(gf);\n"
+            EXTEND,
+            "<",
+            "        int64_t t_cache_begin = ggml_time_ms();\n",
+            "        sdsage::count_attention(gf, get_desc(), is_diffusion_model);\n",
         ),
         Edit(SD, ">", '#include "diffusion_model.hpp"\n', '#include "sdsage_models.hpp"\n'),
         Edit(
@@ -620,11 +638,30 @@ SAGE = Group(
             SD,
             "<",
             "            diffusion_model->set_circular_axes(sd_ctx_params->circular_x",
-            "            if (sd_ctx_params->sage_attn) {\n"
-            "                const int setting = sdsage::sage_setting(static_cast<sage_kernel>(sd_ctx_params->sage_kernel));\n"
-            "                sdsage::set_attention(diffusion_model, setting);\n"
-            "                sdsage::set_attention(high_noise_diffusion_model, setting);\n"
-            "            }\n",
+            "            const auto kernel = static_cast<sage_kernel>(sd_ctx_params->sage_kernel);\n"
+            "            const int attention = sd_ctx_params->sage_attn ? sdsage::sage_setting(kernel) : 0;\n"
+            "            sdsage::set_attention(diffusion_model, attention);\n"
+            "            sdsage::set_attention(high_noise_diffusion_model, attention);\n",
+        ),
+        Edit(
+            SD,
+            "=",
+            "            if (sd_ctx_params->flash_attn || sd_ctx_params->diffusion_flash_attn) {\n                LOG_INFO(",
+            "            if ((sd_ctx_params->flash_attn || sd_ctx_params->diffusion_flash_attn) && !sd_ctx_params->sage_attn) {\n"
+            "                LOG_INFO(",
+        ),
+        Edit(
+            SD,
+            ">",
+            '             "diffusion_flash_attn: %s\\n"\n',
+            '             "sage_attn: %s\\n"\n             "sage_kernel: %s\\n"\n',
+        ),
+        Edit(
+            SD,
+            ">",
+            "             BOOL_STR(sd_ctx_params->diffusion_flash_attn),\n",
+            "             BOOL_STR(sd_ctx_params->sage_attn),\n"
+            "             sdsage::sage_kernel_text(static_cast<sage_kernel>(sd_ctx_params->sage_kernel)),\n",
         ),
         Edit(CUDA, ">", '#include "ggml-cuda/common.cuh"\n', '#include "sdsage_attention.hpp"\n'),
         Edit(
@@ -666,6 +703,12 @@ FLASH = Group(
     guard="tests/test_attention.py",
     drop="ggml_ext_attention_ext pads nothing, transposes no mask, and views four dimensions",
     edits=(
+        Edit(  # a warning that this makes false
+            SD,
+            "=",
+            "if ((sd_ctx_params->flash_attn || sd_ctx_params->diffusion_flash_attn) && sd_ctx_params->chroma_use_dit_mask) {",
+            "if (false) {",
+        ),
         Edit(
             EXTEND,
             "=",

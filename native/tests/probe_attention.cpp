@@ -196,6 +196,7 @@ int main(int argc, char ** argv) {
         sdsage::Job job;
         sdsage::StageScope stage(sdsage::Stage::sample);
         Runner runner(backend, c);
+        runner.is_diffusion_model = true;
         runner.set_flash_attention_enabled(setting);
         const auto out = runner.run();
         if (out.empty()) {

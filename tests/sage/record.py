@@ -9,6 +9,7 @@ python tests/sage/record.py kernels|engine unverified "why"   puts the line for 
 import hashlib
 import json
 import platform
+import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -31,6 +32,7 @@ class Part:
         paths: folders and files that the hash is of.
         command: what checks it.
         more: what a second run of tests is of.
+        groups: of the engine's edits (native/ggml-patched/edits.py) that the hash is of as well.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Part:
     record: Path
     command: str
     more: str
+    groups: tuple[str, ...] = ()
 
     @property
     def start(self) -> str:
@@ -63,6 +66,7 @@ ENGINE = Part(
     RESULTS / "gpu_engine.json",
     "tools/gpu_engine.sh",
     "attention_cases_passed",
+    ("sage", "flash"),
 )
 
 
@@ -85,6 +89,9 @@ def tree_hash(part: Part = KERNELS) -> str:
     for name, file in (found for path in part.paths for found in files_of(path)):
         content = file.read_bytes()
         digest.update(f"{name}\n{len(content)}\n".encode() + content)
+    if part.groups:
+        edits = runpy.run_path(str(ROOT / "native" / "ggml-patched" / "edits.py"))
+        digest.update(repr([g.edits for g in edits["GROUPS"] if g.name in part.groups]).encode())
     return digest.hexdigest()
 
 

@@ -2,8 +2,12 @@
 #include "common.cuh"
 #include "sdsage_attention.hpp"
 
+static thread_local std::string * caught = nullptr;
+
+static void catch_failure(std::string * reason) { caught = reason; }
+
 // Named by the edits of ggml-cuda.cu.
-extern const sdsage::SageBackend sdsage_sage_backend = { sage_device_query, sage_attn_choose, sage_last_error };
+extern const sdsage::SageBackend sdsage_sage_backend = { catch_failure, sage_device_query, sage_attn_choose, sage_last_error };
 
 bool sdsage_sage_supported(int device, const ggml_tensor * node) {
     sage_attn_desc desc;
@@ -32,7 +36,9 @@ bool sdsage_sage_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node) {
         char * workspace = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(memory.get()) + align - 1) / align * align);
         status           = sage_attn_run(&desc, workspace, choice.workspace, ctx.stream());
     }
-    if (status != SAGE_OK) {
+    if (status != SAGE_OK && caught != nullptr) {
+        *caught = sage_last_error();
+    } else if (status != SAGE_OK) {
         GGML_ABORT("SageAttention: %s", sage_last_error());
     }
     return true;

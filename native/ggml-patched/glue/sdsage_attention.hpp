@@ -78,10 +78,14 @@ inline bool read_sage_node(const ggml_tensor * node, sage_attn_desc * desc) {
 // What a ggml backend with SageAttention offers under the name SAGE_PROC (ggml_backend_reg_get_proc_address).
 #define SDSAGE_SAGE_PROC "sdsage_sage_v1"
 struct SageBackend {
+    // From now on a node of this thread that does not run leaves its reason here instead of ending the process; nullptr: no more.
+    void (*catch_failure)(std::string * reason);
     sage_status (*device_query)(int ordinal, sage_device * device);
     sage_status (*choose)(const sage_attn_desc * desc, const sage_device * device, sage_attn_choice * choice);
     const char * (*last_error)();
 };
+
+const char * sage_kernel_text(sage_kernel kernel);  // "auto", "fp16", "fp8", "fp8++"
 
 // Builds the node and returns its result [head_dim * heads, tokens, batch], or nullptr with a reason when the kernels do not
 // take this case. Shapes are those of ggml_ext_attention_ext. kv_scale has no part here: every group of K and channel of V
@@ -105,7 +109,7 @@ inline ggml_tensor * flash_mask(ggml_context * ctx, ggml_tensor * mask, int64_t 
 // Refuses the job, with the reason, when `kernel` can't run on this backend's device or gives wrong results there.
 bool check_sage(ggml_backend_t backend, sage_kernel kernel);
 
-// Called for every graph that was computed.
-void count_attention(ggml_cgraph * graph);
+// Called for every graph that was computed, with the runner's own name.
+void count_attention(ggml_cgraph * graph, const std::string & runner, bool is_diffusion_model);
 
 }  // namespace sdsage

@@ -5,9 +5,14 @@
 
 namespace sdsage {
 
-// Gives a diffusion model's runner the setting itself: the models' own setter takes a bool.
+// Tells a diffusion model's runner what it is, and gives it the setting if there is one: the models' own setter takes a bool.
 inline void set_attention(const std::shared_ptr<DiffusionModel> & model, int setting) {
-    const auto set = [&](auto & runner) { runner.set_flash_attention_enabled(setting); };
+    const auto set = [&](auto & runner) {
+        runner.is_diffusion_model = true;
+        if (setting != 0) {
+            runner.set_flash_attention_enabled(setting);
+        }
+    };
     if (auto m = std::dynamic_pointer_cast<UNetModel>(model)) {
         set(m->unet);
     } else if (auto m = std::dynamic_pointer_cast<MMDiTModel>(model)) {

@@ -41,8 +41,12 @@ bool note_log(int level, const char * text);
 // did not finish for a failure, in other stages it aborts the process. Sampling stops between steps.
 bool stop_graph(void *);
 
-// One attention was computed in the stage that is running: by which kernel, and why not by SageAttention if that was wanted.
-void note_attention(const char * kernel, const char * why);
+// One attention was computed: by which part of the model, by which kernel, and why not by SageAttention if that was wanted.
+// A diffusion model is the expert whose steps are being sampled.
+enum class Part { diffusion, text_encoder, image_encoder, vae, control_net };
+void note_attention(Part part, const char * kernel, const char * why);
+// For what is no diffusion model: the part that the running stage stands for.
+Part part_of_stage();
 
 // Called around every evaluation of the diffusion model. False stops the job (cancelled, or a value is not finite).
 bool step_begin(int step, bool finite);

@@ -112,11 +112,11 @@ typedef struct {
 
 SD_API void sdsage_get_sage(enum sd_sage_kernel_t kernel, sdsage_sage_t * sage);
 
-/* What computed attention in this thread's last job: one entry per stage, expert, kernel and reason. Strings are static until
- * its next job. */
+/* What computed attention in this thread's last job: one entry per part of the model, kernel and reason. Strings are static
+ * until its next job. module: "diffusion", with two experts "low-noise" and "high-noise"; "text encoder", "picture encoder",
+ * "VAE", "ControlNet". */
 typedef struct {
-    enum sdsage_stage_t stage;
-    enum sdsage_expert_t expert;
+    const char * module;
     const char * kernel; /* "fp16", "fp8", "fp8++" of SageAttention; "flash"; "ordinary" */
     const char * why;    /* why SageAttention was not used although it was asked for; "" */
     int64_t calls;

@@ -193,7 +193,7 @@ bool sdsage_get_attention(int index, sdsage_attention_t * attention) {
         return false;
     }
     const AttentionCount & a = all[static_cast<size_t>(index)];
-    *attention = { static_cast<sdsage_stage_t>(a.stage), static_cast<sdsage_expert_t>(a.expert), a.kernel.c_str(), a.why.c_str(), a.calls };
+    *attention               = { a.module, a.kernel.c_str(), a.why.c_str(), a.calls };
     return true;
 }
 

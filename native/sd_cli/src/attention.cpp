@@ -75,17 +75,14 @@ SageDevice find_sage_device(ggml_backend_dev_t dev) {
     return found;
 }
 
-// Kept for the process: neither devices nor kernels change.
-const SageDevice & sage_device_of(ggml_backend_dev_t dev) {
-    static std::mutex lock;
-    static std::map<ggml_backend_dev_t, SageDevice> known;
-    std::lock_guard<std::mutex> hold(lock);
-    const bool changes = ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU;  // tests register kernels for it
-    auto found         = known.find(dev);
-    if (found == known.end() || changes) {
-        found = known.insert_or_assign(dev, find_sage_device(dev)).first;
-    }
-    return found->second;
+// Kept for the process: neither devices nor kernels change, but for set_cpu_sage. Asked by any thread.
+std::mutex known_lock;
+std::map<ggml_backend_dev_t, SageDevice> known_devices;
+
+SageDevice sage_device_of(ggml_backend_dev_t dev) {
+    std::lock_guard<std::mutex> hold(known_lock);
+    const auto found = known_devices.find(dev);
+    return found != known_devices.end() ? found->second : known_devices.emplace(dev, find_sage_device(dev)).first->second;
 }
 
 sage_attn_choice choose(const SageDevice & device, const sage_attn_desc & desc) {
@@ -93,7 +90,7 @@ sage_attn_choice choose(const SageDevice & device, const sage_attn_desc & desc) 
     choice.struct_size      = sizeof(choice);
     if (device.backend->choose(&desc, &device.properties, &choice) != SAGE_OK) {
         choice.supported = 0;
-        choice.reason    = "the kernels refuse this shape";
+        choice.reason    = "the kernels refuse this description of attention";
     }
     return choice;
 }
@@ -203,8 +200,9 @@ std::vector<double> exact_attention(const std::vector<float> & q, const std::vec
     return out;
 }
 
-// Relative L2 error of one small attention on this backend; negative: it did not run.
-double self_test_error(ggml_backend_t backend, sage_kernel kernel) {
+// Relative L2 error of one small attention on this backend; negative: it did not run. What only shows when the GPU is waited for,
+// such as a fault inside a kernel, ends the process in ggml's own check.
+double self_test_error(ggml_backend_t backend, const SageBackend * kernels, sage_kernel kernel, std::string * reason) {
     using Context = std::unique_ptr<ggml_context, decltype(&ggml_free)>;
     using Buffer  = std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)>;
     Context ctx(ggml_init({ ggml_tensor_overhead() * 16 + ggml_graph_overhead(), nullptr, true }), ggml_free);
@@ -224,7 +222,10 @@ double self_test_error(ggml_backend_t backend, sage_kernel kernel) {
     ggml_backend_tensor_set(v, v_in.data(), 0, ggml_nbytes(v));
     std::vector<float> out(ggml_nelements(node), NAN);
     ggml_backend_tensor_set(node, out.data(), 0, ggml_nbytes(node));
-    if (ggml_backend_graph_compute(backend, gf) != GGML_STATUS_SUCCESS) {
+    kernels->catch_failure(reason);
+    const ggml_status status = ggml_backend_graph_compute(backend, gf);
+    kernels->catch_failure(nullptr);
+    if (status != GGML_STATUS_SUCCESS || !reason->empty()) {
         return -1;
     }
     ggml_backend_tensor_get(node, out.data(), 0, ggml_nbytes(node));
@@ -248,13 +249,14 @@ std::string self_test(ggml_backend_t backend, const SageDevice & device, sage_ke
     if (passed.count(key) && !cpu) {
         return "";
     }
-    const double error = self_test_error(backend, kernel);
+    std::string reason;
+    const double error = self_test_error(backend, device.backend, kernel, &reason);
     if (error >= 0 && error < SELF_TEST_LIMIT) {  // false for NaN
         passed.insert(key);
         return "";
     }
     return "SageAttention's self-test failed on " + device.name + ": kernel " + sage_kernel_text(kernel) +
-           (error < 0 ? " did not run"
+           (error < 0 ? " did not run" + (reason.empty() ? "" : " (" + reason + ")")
                       : " is off by " + std::to_string(error) + " (relative, at most " + std::to_string(SELF_TEST_LIMIT) + ")") +
            "; check the card and its driver, or leave out --sage-attn";
 }
@@ -262,6 +264,8 @@ std::string self_test(ggml_backend_t backend, const SageDevice & device, sage_ke
 }  // namespace
 
 void set_cpu_sage(const SageBackend * backend, ggml_custom_op_t compute) {
+    std::lock_guard<std::mutex> hold(known_lock);
+    known_devices.clear();
     cpu_backend = backend;
     cpu_compute = compute;
 }
@@ -282,8 +286,8 @@ const char * sage_kernel_text(sage_kernel kernel) {
 }
 
 SageInfo sage_info(ggml_backend_dev_t dev, sage_kernel kernel) {
-    const SageDevice & device = sage_device_of(dev);
-    SageInfo info             = { device.name, device.properties, {}, "" };
+    const SageDevice device = sage_device_of(dev);
+    SageInfo info           = { device.name, device.properties, {}, "" };
     if (device.reason.empty()) {
         info.choice = usual_choice(device, kernel);
     }
@@ -330,8 +334,8 @@ ggml_tensor * sage_attention(ggml_context * ctx, ggml_backend_t backend, ggml_te
     if (*why != nullptr) {
         return nullptr;
     }
-    ggml_tensor * node        = make_node(ctx, q, k, v, mask, static_cast<sage_kernel>(setting >> ATTN_KERNEL_SHIFT));
-    const SageDevice & device = sage_device_of(ggml_backend_get_device(backend));
+    ggml_tensor * node      = make_node(ctx, q, k, v, mask, static_cast<sage_kernel>(setting >> ATTN_KERNEL_SHIFT));
+    const SageDevice device = sage_device_of(ggml_backend_get_device(backend));
     sage_attn_desc desc;
     read_sage_node(node, &desc);
     const sage_attn_choice choice = choose(device, desc);
@@ -346,14 +350,17 @@ ggml_tensor * sage_attention(ggml_context * ctx, ggml_backend_t backend, ggml_te
     return ggml_reshape_3d(ctx, node, node->ne[0] * node->ne[1], node->ne[2], node->ne[3]);
 }
 
-void count_attention(ggml_cgraph * graph) {
+void count_attention(ggml_cgraph * graph, const std::string & runner, bool is_diffusion_model) {
+    const Part part = is_diffusion_model                            ? Part::diffusion
+                      : runner.find("control") != std::string::npos ? Part::control_net
+                                                                    : part_of_stage();
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         AttentionMark mark;
         if (read_mark(ggml_graph_node(graph, i), &mark)) {
             const char * method = mark.method == Method::sage    ? sage_kernel_text(mark.kernel)
                                   : mark.method == Method::flash ? "flash"
                                                                  : "ordinary";
-            note_attention(method, mark.why ? mark.why : "");
+            note_attention(part, method, mark.why ? mark.why : "");
         }
     }
     if (graph_probe) {

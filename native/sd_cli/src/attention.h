@@ -9,8 +9,6 @@ namespace sdsage {
 
 std::string device_name(ggml_backend_dev_t dev);  // "cuda:0"; devices.cpp
 
-const char * sage_kernel_text(sage_kernel kernel);
-
 struct SageInfo {
     std::string name;  // of the device: "cuda:0 (NVIDIA H200)"
     sage_device device;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 
 #include "util.h"
 
@@ -56,11 +57,13 @@ const char * expert_name(Expert e) {
     return e == Expert::high_noise ? "the high-noise expert" : e == Expert::low_noise ? "the low-noise expert" : "the model";
 }
 
+const char * module_name(Expert e) { return e == Expert::high_noise ? "high-noise" : e == Expert::low_noise ? "low-noise" : "diffusion"; }
+
 // "fp8 240, flash 2 (its mask is not one number per key)"
-std::string attention_text(const StageState & s) {
+std::string attention_text(const char * module) {
     std::string text;
     for (const AttentionCount & a : current->attention) {
-        if (a.stage == s.stage && a.expert == s.expert) {
+        if (std::strcmp(a.module, module) == 0) {
             text += (text.empty() ? "" : ", ") + a.kernel + " " + std::to_string(a.calls) + (a.why.empty() ? "" : " (" + a.why + ")");
         }
     }
@@ -71,8 +74,8 @@ void stop_non_finite(StageState & s, int step) {
     current->status     = SDSAGE_NON_FINITE;
     current->bad_step   = current->steps_before + step;
     current->bad_expert = s.expert;
-    fail("latents are not finite after step " + std::to_string(current->bad_step) + " in " + expert_name(s.expert) +
-         " (attention: " + attention_text(s) + "); a weight type with more range, another attention or a lower cfg-scale may help");
+    fail("latents are not finite after step " + std::to_string(current->bad_step) + " in " + expert_name(s.expert) + " (attention: " +
+         attention_text(module_name(s.expert)) + "); a weight type with more range, another attention or a lower cfg-scale may help");
 }
 
 // A step is over when the next one begins or the stage ends: samplers of higher order evaluate a step more than once.
@@ -131,6 +134,12 @@ Job::~Job() {
 }
 
 bool Job::finish(bool ok) {
+    for (Expert e : { Expert::high_noise, Expert::low_noise, Expert::only }) {
+        const std::string text = attention_text(module_name(e));
+        if (!text.empty()) {
+            LOG_INFO("attention in %s: %s", expert_name(e), text.c_str());
+        }
+    }
     std::lock_guard<std::mutex> lock(current->error_lock);
     if (ok && !current->failed) {
         current->errors.clear();  // the log had them; they stopped nothing
@@ -178,7 +187,6 @@ void stage_end() {
     close_step(s);
     if (s.stage == Stage::sample) {
         current->steps_before += s.steps;
-        LOG_INFO("attention in %s: %s", expert_name(s.expert), attention_text(s).c_str());
     }
     send(SDSAGE_EVENT_END, s, 0, since(s.begun));
     current->stages.pop_back();
@@ -256,18 +264,48 @@ bool note_log(int level, const char * text) {
     return !current->cancel;
 }
 
-void note_attention(const char * kernel, const char * why) {
-    if (current == nullptr || current->stages.empty()) {
+Part part_of_stage() {
+    switch (current == nullptr || current->stages.empty() ? Stage::decode : current->stages.back().stage) {
+        case Stage::encode_text:
+            return Part::text_encoder;
+        case Stage::encode_image:
+            return Part::image_encoder;
+        default:  // also a preview among the steps, and the pictures of a hires pass
+            return Part::vae;
+    }
+}
+
+void note_attention(Part part, const char * kernel, const char * why) {
+    if (current == nullptr) {
         return;
     }
-    const StageState & s = current->stages.back();
+    const char * module = "diffusion";
+    switch (part) {
+        case Part::diffusion:
+            for (const StageState & s : current->stages) {
+                module = s.stage == Stage::sample ? module_name(s.expert) : module;
+            }
+            break;
+        case Part::text_encoder:
+            module = "text encoder";
+            break;
+        case Part::image_encoder:
+            module = "picture encoder";
+            break;
+        case Part::vae:
+            module = "VAE";
+            break;
+        case Part::control_net:
+            module = "ControlNet";
+            break;
+    }
     for (AttentionCount & a : current->attention) {
-        if (a.stage == s.stage && a.expert == s.expert && a.kernel == kernel && a.why == why) {
+        if (std::strcmp(a.module, module) == 0 && a.kernel == kernel && a.why == why) {
             a.calls++;
             return;
         }
     }
-    current->attention.push_back({ s.stage, s.expert, kernel, why, 1 });
+    current->attention.push_back({ module, kernel, why, 1 });
 }
 
 bool wants_latents() { return current->keep; }

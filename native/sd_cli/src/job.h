@@ -17,10 +17,9 @@ struct Latents {
     std::vector<int64_t> shape;
 };
 
-// How often a kernel computed attention in a stage.
+// How often a kernel computed attention in a part of the model.
 struct AttentionCount {
-    Stage stage;
-    Expert expert;
+    const char * module;  // static
     std::string kernel;
     std::string why;
     int64_t calls;
