@@ -175,3 +175,15 @@ def test_ggml_can_be_left_as_it_is(upstream: ModuleType, tmp_path: Path, monkeyp
     assert (tmp_path / "b.c").read_text() == "anchor\nedited\n"
     assert upstream.is_marked(tmp_path, leave_ggml=True)
     assert not upstream.is_marked(tmp_path)
+
+
+def test_the_fetch_works_inside_a_build_by_pip(
+    upstream: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install .` as the first command: what pip told our build backend is in the environment."""
+    monkeypatch.setenv("_PYPROJECT_HOOKS_BUILD_BACKEND", "sdsage_build")
+    monkeypatch.setenv("_PYPROJECT_HOOKS_BACKEND_PATH", str(ROOT / "native" / "cmake"))
+    monkeypatch.setenv("PEP517_BACKEND_PATH", str(ROOT / "native" / "cmake"))
+    upstream.pip_download(tmp_path)
+    (fetched,) = tmp_path.glob("*.tar.gz")
+    upstream.check_hash(fetched, upstream.read_pin()[2])

@@ -133,7 +133,10 @@ def pip_download(folder: Path) -> None:
         f"        f.write('Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n')\n"
         "    return info\n"
     )
-    env = dict(os.environ, PYTHONPATH=str(folder / "backend"))
+    # inside a build of our own package by pip: what pip told our build backend is not meant for this one
+    told = ("_PYPROJECT_HOOKS_", "PEP517_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(told)}
+    env["PYTHONPATH"] = str(folder / "backend")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-build-isolation", "--no-binary", name, "--require-hashes", "-r", str(HERE / "upstream.txt")]
     result = subprocess.run([*command, "-d", str(folder)], env=env, capture_output=True, text=True)
