@@ -156,7 +156,9 @@ def test_matrix_instructions(name: str, arch: str) -> None:
     assert found == matrix_instructions(name, arch)
 
 
-@pytest.mark.parametrize(("name", "arch"), [(n, a) for n in KERNELS for a in IN_CI if matrix_instructions(n, a)])
+@pytest.mark.parametrize(
+    ("name", "arch"), [(n, a) for n in KERNELS for a in ARCHITECTURES if matrix_instructions(n, a)]
+)
 def test_the_main_loop_stays_in_registers(name: str, arch: str) -> None:
     code = kernel_of(arch, name)
     inside = {i for body in loops(code) for i in body}

@@ -43,6 +43,20 @@ __device__ __forceinline__ void mma_e4m3_f16(uint32_t (&d)[2], const uint32_t (&
 }
 #endif
 
+// FP16 products of 16 keys, accumulated in FP16
+__device__ __forceinline__ void mma_f16_f16(uint32_t (&d)[2], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, {%0,%1};"
+                 : "+r"(d[0]), "+r"(d[1])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// two of the four E4M3 codes of a word as FP16
+__device__ __forceinline__ uint32_t cvt_f16x2_e4m3(uint32_t codes, int upper) {
+    uint32_t r;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(static_cast<uint16_t>(upper ? codes >> 16 : codes)));
+    return r;
+}
+
 // two E4M3 codes, `low` in the low byte; beyond 448: 448, NaN stays NaN
 __device__ __forceinline__ uint32_t cvt_e4m3x2(float high, float low) {
     uint16_t r;

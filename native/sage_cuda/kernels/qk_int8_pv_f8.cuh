@@ -45,11 +45,52 @@ struct PvF8 {
 #endif
     }
 
+    // fp8++ where FP8 is emulated, as the compiler does it: E4M3 becomes FP16, and each product of 32 keys two of 16. Written out, the
+    // operand of P is converted once and nothing spills. Word n of a fragment holds keys 4t .. 4t + 3 of its 16: the lower two are
+    // positions 2t, 2t + 1 of the first product, the upper two of the second, in P as in V.
+    static __device__ __forceinline__ void add_emulated(float (&o)[M][D / 8][4], const Operand & a, uint32_t v) {
+#if __CUDA_ARCH__ >= 890
+        uint32_t p[M][K_TILE / 32][2][4];
+#pragma unroll
+        for (int i = 0; i < M * K_TILE / 32 * 2 * 4; i++) {
+            const int half = i / 16, step = i / 8 % 2, upper = i / 4 % 2, n = i % 4;
+            p[half][step][upper][n] = ptx::cvt_f16x2_e4m3(a[half][step][n], upper);
+        }
+#pragma unroll
+        for (int j = 0; j < D / 8; j++) {
+            uint32_t b[4];
+            ptx::ldmatrix_x4(b, v + j * 8 * K_TILE);
+#pragma unroll
+            for (int half = 0; half < M; half++) {
+                uint32_t d[2] = { 0, 0 };
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int step = i / 2, upper = i % 2;
+                    ptx::mma_f16_f16(d, p[half][step][upper], ptx::cvt_f16x2_e4m3(b[step * 2], upper),
+                                     ptx::cvt_f16x2_e4m3(b[step * 2 + 1], upper));
+                }
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const float2 x = __half22float2(reinterpret_cast<const __half2 &>(d[r]));
+                    o[half][j][r * 2] += x.x;
+                    o[half][j][r * 2 + 1] += x.y;
+                }
+            }
+        }
+#endif
+    }
+
     template <bool FLOAT>
     static __device__ __forceinline__ void add(float (&o)[M][D / 8][4], const Scores & s, Softmax &, float, uint32_t v) {
 #if __CUDA_ARCH__ >= 890
         Operand a;
         pack(a, s);
+#if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+        if constexpr (F16 && D == 128) {
+            add_emulated(o, a, v);
+            return;
+        }
+#endif
 #pragma unroll
         for (int j = 0; j < D / 8; j++) {
             uint32_t b[4];
