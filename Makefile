@@ -6,6 +6,8 @@ VENV   := .venv
 BUILD  := build/make
 BIN    := $(VENV)/bin
 SOURCES := $(shell find CMakeLists.txt pyproject.toml native sdsage -type f -not -path '*/__pycache__/*' -not -path 'sdsage/_lib/*')
+# Whatever a test may look at.
+TESTED := $(shell find Makefile *.md .ci tests examples docs benchmarks tools licenses -type f -not -path '*/__pycache__/*')
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The wheel is built in the folder that plain CMake builds in, with the tools of the environment: nothing compiles twice.
@@ -18,14 +20,23 @@ GET_CUDA := $(CUDA_TOOLKIT) --system > /dev/null || pip install --quiet --disabl
 GET_CUBLAS := $(CUDA_TOOLKIT) --system --cublas > /dev/null || pip install --quiet --disable-pip-version-check --group cuda-engine
 WITH_NVCC := nvcc=$$($(CUDA_TOOLKIT) --into build/cuda) && CUDACXX=$$nvcc
 
-.PHONY: demo test test-slow lint types format native kernels kernels-all cuda-glue docs clean
+.PHONY: demo test retest test-slow lint types format native kernels kernels-all cuda-glue docs clean
 
 demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
 
-test: lint native kernels cuda-glue types
-	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest -n auto --dist loadfile -m "not slow and not gpu"
+test: lint native kernels cuda-glue types build/tests-passed
+	@echo "test: passed with these files; make retest runs every test again"
+
+# Tests that have passed run again when a file has changed.
+build/tests-passed: $(SOURCES) $(TESTED) $(VENV)/dev $(VENV)/installed | native kernels cuda-glue
+	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest -n auto --dist worksteal -m "not slow and not gpu"
 	SAGE_CUDA_LIB=build/kernels/libsage_cuda.so pytest -q -m gpu -r fE
+	touch $@
+
+retest:
+	rm -f build/tests-passed
+	$(MAKE) test
 
 # What a quick run leaves out: a second engine with the sizes edits alone (about 5 minutes), and many more examples.
 test-slow: $(VENV)/dev native $(VENV)/installed
