@@ -459,15 +459,18 @@ def test_ctrl_c_stops_within_a_step_and_leaves_the_context_usable() -> None:
 
 
 def test_contexts_leave_no_memory_behind(preset_files: Any) -> None:
-    """Resident memory after each close stays within 10 MiB of that after the second; the weights alone are 20 MB."""
+    """What each context left would add up; the weights alone are 20 MB.
+
+    The least of three sizes: what malloc keeps for a thread comes and goes.
+    """
 
     def resident() -> int:
         fields = Path("/proc/self/statm").read_text().split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
     sizes = []
-    for _ in range(5):
+    for _ in range(6):
         with sdsage.Context(ctx_params(preset_files("tiny-flux"))) as ctx:
             ctx.generate_image(small_image())
         sizes.append(resident())
-    assert max(sizes[2:]) - sizes[1] < 10 * 2**20, sizes
+    assert min(sizes[3:]) - sizes[1] < 10 * 2**20, sizes
