@@ -1,12 +1,12 @@
 """What a sampling step costs with SageAttention and with FlashAttention, on random weights of Wan's real sizes.
 
-    python benchmarks/step.py [--size 14b] [--frames 33 81] [--steps 3] [--unpatched SD_CLI] [--kernels]
+    python benchmarks/step.py [--size 14b] [--shapes 832x480x33 832x480x81] [--steps 3] [--unpatched SD_CLI] [--kernels]
 
-Every method is one context, in which all frame counts run one after the other: 832x480, one forward a step
-(guidance 1), the same seed. `--unpatched` names an sd-cli of upstream's own sources: it runs the same jobs with
+Every method is one context, in which all shapes run one after the other: one forward a step (guidance 1), the same
+seed. `--unpatched` names an sd-cli of upstream's own sources: it runs the same jobs with
 --diffusion-fa and is stopped after its last step; its first step holds the text encoder. `--kernels` adds GPU time
-by kernel (benchmarks/cupti), each method in a process of its own. Results go to benchmarks/results/step.json, one
-entry per size and method, beside those of other sizes.
+by kernel (benchmarks/cupti), each method in a process of its own. Results go to benchmarks/results/step.json (or
+--result NAME), one entry per size and method, beside those of other sizes.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import random_models
@@ -32,15 +32,32 @@ import random_models
 import sdsage
 
 HERE = Path(__file__).parent
-RESULT = HERE / "results" / "step.json"
 METHODS: dict[str, dict[str, Any]] = {
     "flash": {"diffusion_flash_attn": True},
     "sage fp16": {"sage_attn": True, "sage_kernel": "fp16"},
+    "sage fp8": {"sage_attn": True, "sage_kernel": "fp8"},
+    "sage fp8++": {"sage_attn": True, "sage_kernel": "fp8++"},
     "sage auto": {"sage_attn": True},
 }
+DEFAULT_METHODS = ("flash", "sage fp16", "sage auto")
 KERNEL_METHODS = ("flash", "sage fp16")
-WIDTH, HEIGHT, SEED, PROMPT = 832, 480, 42, "a lovely cat walking in the garden"
+SEED, PROMPT = 42, "a lovely cat walking in the garden"
 BAR = re.compile(rb"\|[=> ]*\|\s+(\d+)/(\d+) - ")
+
+
+class Shape(NamedTuple):
+    """Of a video, in px and frames."""
+
+    width: int
+    height: int
+    frames: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        return cls(*map(int, text.split("x")))
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self))
 
 
 class Enough(Exception):
@@ -66,15 +83,16 @@ class Memory:
         self._thread.join()
 
 
-def job(frames: int, steps: int) -> sdsage.SdVidGenParams:
-    params = sdsage.SdVidGenParams(prompt=PROMPT, width=WIDTH, height=HEIGHT, video_frames=frames, seed=SEED)
+def job(shape: Shape, steps: int) -> sdsage.SdVidGenParams:
+    params = sdsage.SdVidGenParams(prompt=PROMPT, seed=SEED)
+    params.width, params.height, params.video_frames = shape
     params.sample_params.sample_steps = steps
     params.sample_params.sample_method = "euler"
     params.sample_params.guidance.txt_cfg = 1.0
     return params
 
 
-def run_job(context: Any, frames: int, steps: int, decode: bool) -> dict[str, Any]:
+def run_job(context: Any, shape: Shape, steps: int, decode: bool) -> dict[str, Any]:
     """One job; without `decode` it ends with its last step and has no latents."""
     ends: list[float] = []
 
@@ -91,7 +109,7 @@ def run_job(context: Any, frames: int, steps: int, decode: bool) -> dict[str, An
     with Memory() as memory:
         try:
             result = context.generate_video(
-                job(frames, steps), on_progress=watch, keep_latents=True, **(more if decode else {})
+                job(shape, steps), on_progress=watch, keep_latents=True, **(more if decode else {})
             )
             found = {"latents": result.latents[0], "pictures": pictures, "frames": result.frames}
             found["seconds"] = {"text encoder": result.timings.encode_text, "VAE": result.timings.decode}
@@ -130,18 +148,18 @@ def frame_statistics(a: dict[str, Any], b: dict[str, Any]) -> dict[str, float]:
 
 def measure(files: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    reference: dict[int, Any] = {}
+    reference: dict[Shape, Any] = {}
     for name in args.methods:
         params = sdsage.SdCtxParams(**files, **METHODS[name])
         start = time.time()
         with sdsage.Context(params) as context:
             entry: dict[str, Any] = {"load": round(time.time() - start, 2)}
-            for frames in args.frames:
-                decode = frames in args.decode
-                run = run_job(context, frames, args.steps, decode)
-                entry[f"{frames} frames"] = values = figures(run)
+            for shape in args.shapes:
+                decode = shape in args.decode
+                run = run_job(context, shape, args.steps, decode)
+                entry[str(shape)] = values = figures(run)
                 if decode:
-                    first = reference.setdefault(frames, run)
+                    first = reference.setdefault(shape, run)
                     values["finite"] = bool(np.isfinite(run["latents"]).all())
                     if first is not run:
                         values["frame statistics, largest difference"] = frame_statistics(run, first)
@@ -152,7 +170,7 @@ def measure(files: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
                                 psnr(a, b, 255) for a, b in zip(run["pictures"], first["pictures"], strict=True)
                             ],
                         }
-                print(name, frames, json.dumps(values), flush=True)
+                print(name, shape, json.dumps(values), flush=True)
         found[name] = entry
     return found
 
@@ -160,10 +178,11 @@ def measure(files: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
 def unpatched(program: str, files: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
     """Steps of upstream's sd-cli, timed by when its progress bar moves."""
     found: dict[str, Any] = {}
-    for frames in args.frames:
+    for shape in args.shapes:
         command = [program, "-M", "vid_gen", "--diffusion-model", files["diffusion_model_path"]]
         command += ["--t5xxl", files["t5xxl_path"], "--vae", files["vae_path"], "-p", PROMPT, "--cfg-scale", "1.0"]
-        command += ["--steps", str(args.steps), "-W", str(WIDTH), "-H", str(HEIGHT), "--video-frames", str(frames)]
+        command += ["--steps", str(args.steps), "-W", str(shape.width), "-H", str(shape.height)]
+        command += ["--video-frames", str(shape.frames)]
         command += ["-s", str(SEED), "--sampling-method", "euler", "--diffusion-fa", "-v", "-o", os.devnull + ".avi"]
         ends: list[float] = []
         with Memory() as memory:
@@ -185,8 +204,8 @@ def unpatched(program: str, files: dict[str, str], args: argparse.Namespace) -> 
         if seen < args.steps:
             sys.exit(f"{' '.join(command)}\n{text[-3000:].decode(errors='replace')}")
         steps = [b - a for a, b in itertools.pairwise(ends)]
-        found[f"{frames} frames"] = figures({"steps": steps, "peak MiB": memory.peak})
-        print("unpatched", frames, json.dumps(found[f"{frames} frames"]), flush=True)
+        found[str(shape)] = figures({"steps": steps, "peak MiB": memory.peak})
+        print("unpatched", shape, json.dumps(found[str(shape)]), flush=True)
     return found
 
 
@@ -221,17 +240,17 @@ def kernels(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         library = build_collector(Path(folder))
         for name in KERNEL_METHODS:
-            for frames in args.frames[-1:]:
+            for shape in args.shapes[-1:]:
                 table = Path(folder) / "times.tsv"
                 env = {**os.environ, "CUDA_INJECTION64_PATH": str(library), "KERNEL_TIMES": str(table)}
                 command = [sys.executable, __file__, "--one", name, "--size", args.size, "--models", str(args.models)]
-                command += ["--frames", str(frames), "--steps", "2"]
+                command += ["--shapes", str(shape), "--steps", "2"]
                 done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
                 if done.returncode:
                     sys.exit(done.stderr[-3000:])
                 window = json.loads(done.stdout.splitlines()[-1])
-                found.setdefault(name, {})[f"{frames} frames"] = kernel_table(table, window)
-                print(name, frames, json.dumps(found[name][f"{frames} frames"]["ms by group"]), flush=True)
+                found.setdefault(name, {})[str(shape)] = kernel_table(table, window)
+                print(name, shape, json.dumps(found[name][str(shape)]["ms by group"]), flush=True)
     return found
 
 
@@ -263,13 +282,13 @@ def build_collector(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=list(random_models.WAN), default="14b")
-    parser.add_argument("--frames", type=int, nargs="+", default=[33, 81])
-    parser.add_argument(
-        "--decode", type=int, nargs="*", default=[33], help="frame counts that are decoded and compared"
-    )
+    shapes = [Shape(832, 480, 33), Shape(832, 480, 81)]
+    parser.add_argument("--shapes", type=Shape.parse, nargs="+", default=shapes, metavar="WxHxFRAMES")
+    parser.add_argument("--decode", type=Shape.parse, nargs="*", default=shapes[:1], help="which are decoded, compared")
+    parser.add_argument("--result", default="step", help="name of the file in benchmarks/results")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--models", type=Path, default=Path("build/random-models"))
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(DEFAULT_METHODS))
     parser.add_argument("--unpatched")
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # one method under CUPTI: prints the window of the last step
@@ -277,19 +296,20 @@ def main() -> None:
     files = random_models.make(args.models, args.size)
     if args.one:
         with sdsage.Context(sdsage.SdCtxParams(**files, **METHODS[args.one])) as context:
-            print(json.dumps(run_job(context, args.frames[0], args.steps, False)["last step"]))
+            print(json.dumps(run_job(context, args.shapes[0], args.steps, False)["last step"]))
         return
     entry: dict[str, Any] = {
         "device": next(d.description for d in sdsage.devices()),
         "engine": {k: sdsage.build_info()[k] for k in ("version", "upstream", "cuda")},
         "sage": vars(sdsage.sage_info()),
         "date": time.strftime("%Y-%m-%d"),
-        "job": f"{WIDTH}x{HEIGHT}, {args.steps} steps, one forward a step, Q8_0",
+        "job": f"{args.steps} steps, one forward a step, Q8_0",
     }
 
     def save() -> None:  # what is measured stays, whatever comes after
-        known = json.loads(RESULT.read_text()) if RESULT.is_file() else {}
-        RESULT.write_text(json.dumps(known | {args.size: entry}, indent=2) + "\n")
+        result = HERE / "results" / f"{args.result}.json"
+        known = json.loads(result.read_text()) if result.is_file() else {}
+        result.write_text(json.dumps(known | {args.size: entry}, indent=2) + "\n")
 
     entry["methods"] = measure(files, args)
     save()

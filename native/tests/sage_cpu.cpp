@@ -72,17 +72,21 @@ Codes quantize_rows(const std::vector<float> & x, int64_t dim, GroupOf group_of)
     return out;
 }
 
-void subtract_mean(std::vector<float> & k, int64_t dim, const std::vector<bool> & seen) {
+// Of K, and of V for E4M3; rows that are not seen become zeros.
+std::vector<float> subtract_mean(std::vector<float> & k, int64_t dim, const std::vector<bool> & seen) {
+    std::vector<float> mean(dim, 0.f);
     const int64_t n = std::count(seen.begin(), seen.end(), true);
     for (int64_t c = 0; c < dim && n > 0; c++) {
         double sum = 0;
         for (size_t j = 0; j < seen.size(); j++) {
             sum += seen[j] ? k[j * dim + c] : 0.f;
         }
+        mean[c] = static_cast<float>(sum / n);
         for (size_t j = 0; j < seen.size(); j++) {
-            k[j * dim + c] = seen[j] ? k[j * dim + c] - static_cast<float>(sum / n) : 0.f;
+            k[j * dim + c] = seen[j] ? k[j * dim + c] - mean[c] : 0.f;
         }
     }
+    return mean;
 }
 
 // V as the kernel's numbers, times a scale per channel.
@@ -118,6 +122,7 @@ void one_head(const sage_attn_desc & a, int64_t batch, int64_t head) {
         seen[j] = bias == nullptr || bias[j] > -6.9e29f;
     }
     subtract_mean(k, dim, seen);
+    const std::vector<float> v_mean  = kernel == SAGE_KERNEL_FP16 ? std::vector<float>(dim, 0.f) : subtract_mean(v, dim, seen);
     const std::vector<float> v_scale = quantize_v(v, dim, seen, kernel);
     const Codes q8                   = quantize_rows(q, dim, [](int64_t i) { return i / 32 * 8 + i % 8; });
     const Codes k8                   = quantize_rows(k, dim, [](int64_t j) { return j % 8 / 2; });
@@ -165,7 +170,7 @@ void one_head(const sage_attn_desc & a, int64_t batch, int64_t head) {
             }
         }
         for (int64_t c = 0; c < dim; c++) {
-            out[i * a.o.token_stride + c] = sum > 0.f && !broken ? sum_pv[c] / sum * v_scale[c] : 0.f;
+            out[i * a.o.token_stride + c] = sum > 0.f && !broken ? sum_pv[c] / sum * v_scale[c] + v_mean[c] : 0.f;
         }
     }
 }

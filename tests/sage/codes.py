@@ -27,6 +27,7 @@ class Codes:
     v: Array
     v_scale: Array
     k_mean: Array  # [B, kv_heads, D]
+    v_mean: Array
 
 
 def workspace_layout(desc: Any, on: Any = None) -> Any:
@@ -77,4 +78,5 @@ def read_codes(case: Case) -> Codes:
         v,
         part(layout.v_scales, np.float32, batch, kv_heads, dim),
         part(layout.k_mean, np.float32, batch, kv_heads, dim),
+        part(layout.v_mean, np.float32, batch, kv_heads, dim),
     )

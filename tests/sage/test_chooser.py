@@ -140,6 +140,7 @@ def test_where_codes_and_scales_lie(architectures: str, kernel: str, rows: int) 
         "k_scales": 2 * 2 * 384 // 64 * 4 * 4,
         "v_scales": 2 * 2 * 128 * 4,
         "k_mean": 2 * 2 * 128 * 4,
+        "v_mean": 2 * 2 * 128 * 4,
     }
     ends = sorted((getattr(layout, name), getattr(layout, name) + size) for name, size in sizes.items())
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))

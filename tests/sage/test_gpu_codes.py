@@ -46,16 +46,20 @@ def compare(
     """float32 inputs as the kernel read them."""
     lq, (lk, dim) = q.shape[2], k.shape[2:]
     live = ref.live_keys(bias, q.shape[0], lk)
-    seen = np.where(live[:, None, :, None], k, 0)
-    right_mean = seen.sum(2, dtype=np.float64) / np.maximum(live.sum(-1), 1)[:, None, None]
-    off = np.abs(codes.k_mean[..., :dim] - right_mean)
-    assert (off <= 1e-6 * np.abs(seen).max(2)).all(), f"the mean of K is up to {off.max()} off"
-    # what follows from the mean, from the kernel's own: its last bit is nobody's error
-    smooth = np.where(live[:, None, :, None], seen - codes.k_mean[:, :, None, :dim], 0).astype(np.float32)
+    for name, x, found, right in (
+        ("K", k, codes.k_mean, ref.mean_of(k, live)),
+        ("V", v, codes.v_mean, ref.mean_of_v(kernel, v, live)),
+    ):
+        off = np.abs(found[..., :dim].astype(np.float64) - right)
+        size = np.abs(np.where(live[:, None, :, None], x, 0)).max(2)
+        assert (off <= 1e-6 * size).all(), f"the mean of {name} is up to {off.max()} off"
+        assert not found[..., dim:].any()
+    # what follows from a mean, from the kernel's own: its last bit is nobody's error
+    smooth = ref.less(k, codes.k_mean[..., :dim], live)
     tile = ref.TILES[kernel]
     q8, q_scale = ref._int8(q, ref.q_groups(lq, tile.wq))
     k8, k_scale = ref._int8(smooth, ref.k_groups(lk, tile.bk))
-    vq, v_scale = ref.quantize_v(kernel, v, live)
+    vq, v_scale = ref.quantize_v(kernel, ref.less(v, codes.v_mean[..., :dim], live), live)
     same_scales("q", codes.q_scale[:, :, :lq], q_scale)
     same_scales("k", codes.k_scale[:, :, :lk], k_scale)
     same_scales("v", codes.v_scale[..., :dim], v_scale)
@@ -73,7 +77,8 @@ def compare(
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_codes_and_scales(kernel: str, shape: Any, dtype: str) -> None:
     q, k, v = normal(*shape)
-    k += np.linspace(-20, 20, k.shape[-1], dtype=np.float32)  # something for the mean to take away
+    for x in (k, v):
+        x += np.linspace(-20, 20, x.shape[-1], dtype=np.float32)  # something for the mean to take away
     codes = run(kernel, q, k, v, dtypes=(dtype,) * 3 + ("f32",))
     compare(kernel, codes, *(binding.rounded(x, dtype) for x in (q, k, v)))
 
@@ -130,6 +135,8 @@ def wrong(codes: Codes, what: str) -> Codes:
         changed["v"][:, :, [2, 8]] = changed["v"][:, :, [8, 2]]
     elif what == "a scale of Q two ulp off":
         changed["q_scale"].view(np.int32)[0, 0, 3] += 2
+    elif what == "V's mean off":
+        changed["v_mean"][0, 0, 3] += 1e-3
     else:
         changed["k_scale"] = np.roll(changed["k_scale"], 2, -1)
     return Codes(**changed)
@@ -137,7 +144,8 @@ def wrong(codes: Codes, what: str) -> Codes:
 
 @each_kernel
 @pytest.mark.parametrize(
-    "what", ["a code two off", "two keys of V swapped", "a scale of Q two ulp off", "K's groups one off"]
+    "what",
+    ["a code two off", "two keys of V swapped", "a scale of Q two ulp off", "K's groups one off", "V's mean off"],
 )
 def test_the_comparison_sees_a_mistake(kernel: str, what: str) -> None:
     q, k, v = normal(1, 2, 2, 70, 300, 64)

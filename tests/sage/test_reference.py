@@ -40,8 +40,9 @@ def test_normal_inputs_stay_within_the_table(kernel: str, dim: int, tile: Tile) 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_channel_offsets_stay_within_the_table(kernel: str, tile: Tile) -> None:
-    q, k, v = normal(SHAPE)
+@pytest.mark.parametrize("lk", [77, 300])
+def test_channel_offsets_stay_within_the_table(kernel: str, tile: Tile, lk: int) -> None:
+    q, k, v = normal((*SHAPE[:3], lk, 128))
     offsets = np.random.default_rng(1).uniform(-20, 20, (2, 1, 2, 1, 128)).astype(np.float32)
     off = ref.errors(
         ref.quantized(kernel, q, k + offsets[0], v + offsets[1], tile=tile), ref.exact(q, k, v + offsets[1])
@@ -53,6 +54,16 @@ def without_smoothing(q: Any, k: Any, v: Any) -> Quantized:
     x = ref.quantize("fp16", q, k, v, None)
     codes, scale = ref._int8(k, ref.k_groups(k.shape[2], x.tile.bk))
     return x.with_(k=codes, k_scale=scale)
+
+
+@pytest.mark.parametrize("kernel", ["fp8", "fp8++"])
+def test_offsets_of_v_need_its_smoothing(kernel: str) -> None:
+    q, k, v = normal((*SHAPE[:3], 77, 128))
+    v = v + np.random.default_rng(1).uniform(-20, 20, (1, 2, 1, 128)).astype(np.float32)
+    rough, scale = ref.quantize_v(kernel, v, ref.live_keys(None, 1, 77))
+    x = ref.quantize(kernel, q, k, v, None)
+    off = ref.errors(ref.attend(x.with_(v=rough, v_scale=scale, v_mean=x.v_mean * 0), 128**-0.5), ref.exact(q, k, v))
+    assert off.rel_l2 > OFFSET_LIMITS[kernel], off
 
 
 def test_offsets_need_the_smoothing() -> None:
@@ -73,7 +84,7 @@ MUTATIONS: dict[str, Callable[[Quantized], Quantized]] = {
     "K group one off": lambda x: x.with_(k_scale=np.roll(x.k_scale, 2, axis=2)),
     "Q group one off": lambda x: x.with_(q_scale=np.roll(x.q_scale, 1, axis=2)),
     "KV head one off": lambda x: x.with_(
-        k=np.roll(x.k, 1, 1), k_scale=np.roll(x.k_scale, 1, 1), v=np.roll(x.v, 1, 1), v_scale=np.roll(x.v_scale, 1, 1)
+        **{name: np.roll(getattr(x, name), 1, 1) for name in ("k", "k_scale", "v", "v_scale", "v_mean")}
     ),
     "V's scale one channel off": lambda x: x.with_(v_scale=np.roll(x.v_scale, 1, axis=2)),
 }

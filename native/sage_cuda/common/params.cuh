@@ -42,8 +42,9 @@ struct QuantParams {
     float * bias2;                     // [batch, k_tiles * 64], base 2; only with a bias
     float * k_mean;                    // [batch, kv_heads, D]
     float * v_scale;                   // [batch, kv_heads, D]
-    float * part_sum;                  // [batch, kv_heads, stat_tiles, D]
-    unsigned * part_max;               // the same, bits of |V|
+    float * v_mean;                    // the same: what E4M3 codes of V lack; zeros for FP16
+    float * part_k;                    // [batch, kv_heads, stat_tiles, D]
+    float * part_v;                    // three of the same
     int * part_count;                  // [batch, kv_heads, stat_tiles]
 };
 
@@ -54,6 +55,7 @@ struct AttnParams {
     const float * sq;
     const float * sk;
     const float * v_scale;
+    const float * v_mean;
     const float * bias2;
     void * o;
     int64_t o_batch, o_head, o_token;  // elements

@@ -107,6 +107,7 @@ typedef struct {
     size_t k_scales; /* float [batch, kv_heads, k_rows / 64, 4]: number t of the keys 2t and 2t + 1 mod 8 */
     size_t v_scales; /* float [batch, kv_heads, D] */
     size_t k_mean;   /* float [batch, kv_heads, D] */
+    size_t v_mean;   /* the same: fp8 and fp8++: the codes are of v less it; fp16: zeros */
 } sage_attn_layout;
 
 SAGE_API int sage_abi_version(void);

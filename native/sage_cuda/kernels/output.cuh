@@ -37,8 +37,8 @@ __device__ __forceinline__ void write_row(T * row, const float (&x)[D / 4], int 
     }
 }
 
-// O / l * v_scale, zeros where l = 0. o[i][j]: rows row0 + 16 i + {0, 8}, channels 8 j + {2t, 2t+1}, t = lane % 4.
-template <int D, int M>
+// O / l * v_scale, with MEAN + v_mean; zeros where l = 0. o[i][j]: rows row0 + 16 i + {0, 8}, channels 8 j + {2t, 2t+1}, t = lane % 4.
+template <int D, bool MEAN, int M>
 __device__ __forceinline__ void write_rows(const AttnParams & p, const float (&o)[M][D / 8][4], const float (&l)[2 * M], int64_t kv, int b,
                                            int h, int row0) {
     const int c          = threadIdx.x % 4 * 2;
@@ -55,7 +55,11 @@ __device__ __forceinline__ void write_rows(const AttnParams & p, const float (&o
         float x[D / 4];
 #pragma unroll
         for (int j = 0; j < D / 4; j++) {
-            x[j] = l[r] == 0.f ? 0.f : o[r / 2][j / 2][r % 2 * 2 + j % 2] * inverse * (j % 2 ? scale[j / 2].y : scale[j / 2].x);
+            x[j] = o[r / 2][j / 2][r % 2 * 2 + j % 2] * inverse * (j % 2 ? scale[j / 2].y : scale[j / 2].x);
+            if constexpr (MEAN) {
+                x[j] += __ldg(p.v_mean + kv * D + c + j / 2 * 8 + j % 2);
+            }
+            x[j] = l[r] == 0.f ? 0.f : x[j];
         }
         if (row0 + r * 8 < p.lq) {
             switch (p.o_dtype) {

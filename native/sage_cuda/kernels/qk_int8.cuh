@@ -4,7 +4,7 @@
 //   S  = Q8 K8^T                     i8 x i8 -> i32
 //   f  = sq sk |scale| log2e         one factor a thread and key tile: its 4 rows share sq, its 16 keys share sk
 //   m' = max(m, rowmax f S)   P = exp2(f S - m' + log2 PMAX)   a = exp2(m - m')
-//   l  = a l + rowsum P       O = a O + P V          the PV half;  at the end O / l * v_scale, zeros where l = 0
+//   l  = a l + rowsum P       O = a O + P V          the PV half;  at the end O / l * v_scale + v_mean, zeros where l = 0
 // A thread (g = lane / 4, t = lane % 4) holds the rows g, g+8, g+16, g+24 of its warp and the keys 2t, 2t+1 of every 8.
 #pragma once
 
@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(THREADS, PV::BLOCKS) qk_int8(const __grid_cons
 
     softmax.finish();
     const Place at(p, blockIdx.x + nothing(tile));
-    write_rows<D>(p, o, softmax.l, at.kv, at.b, at.h, at.row0());
+    write_rows<D, PV::SMOOTH_V>(p, o, softmax.l, at.kv, at.b, at.h, at.row0());
 }
 
 }  // namespace sage

@@ -12,6 +12,7 @@ struct PvF16 {
     static constexpr int SMEM        = Q_TILE * D + 2 * K_TILE * D + BYTES;  // Q, two K, one V: 48 KiB, 24 KiB
     static constexpr int BLOCKS      = 2;  // an SM: registers allow no more (3 at 64 spills, and is slower)
     static constexpr float LOG2_PMAX = 0.f;
+    static constexpr bool SMOOTH_V   = false;
     static constexpr float HEADROOM  = 8.f;  // P up to 256 loses nothing in FP16, and O is rescaled a few times instead of often
     static_assert(SMEM + 1280 <= 50 * 1024, "two blocks with Aside and 1 KiB of the system's fit the 100 KiB of sm_86, sm_89 and sm_120");
 

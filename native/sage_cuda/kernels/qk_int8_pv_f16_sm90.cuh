@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1) qk_int8_pv_f16_sm90(const __
                 l[r] += __shfl_xor_sync(0xffffffffu, l[r], 1);
                 l[r] += __shfl_xor_sync(0xffffffffu, l[r], 2);
             }
-            write_rows<D>(p, o, l, work.kv, work.b, work.h, row0);
+            write_rows<D, false>(p, o, l, work.kv, work.b, work.h, row0);
         }
     }
 #endif

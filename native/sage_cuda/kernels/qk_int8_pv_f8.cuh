@@ -15,6 +15,7 @@ struct PvF8 {
     static constexpr int BLOCKS      = 2;
     static constexpr float LOG2_PMAX = 8.80735492205760410744f;  // log2(448)
     static constexpr float HEADROOM  = 0.f;
+    static constexpr bool SMOOTH_V   = true;
     static_assert(K_TILE == 64, "the FP16 accumulator is full after 64 keys; a row of V is 64 bytes");
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
@@ -45,6 +46,16 @@ struct PvF8 {
 #endif
     }
 
+    // A fresh FP16 accumulator to O: the second level.
+    static __device__ __forceinline__ void flush(float (&o)[4], const uint32_t (&d)[2]) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float2 x = __half22float2(reinterpret_cast<const __half2 &>(d[r]));
+            o[r * 2] += x.x;
+            o[r * 2 + 1] += x.y;
+        }
+    }
+
     // fp8++ where FP8 is emulated, as the compiler does it: E4M3 becomes FP16, and each product of 32 keys two of 16. Written out, the
     // operand of P is converted once and nothing spills. Word n of a fragment holds keys 4t .. 4t + 3 of its 16: the lower two are
     // positions 2t, 2t + 1 of the first product, the upper two of the second, in P as in V.
@@ -69,12 +80,7 @@ struct PvF8 {
                     ptx::mma_f16_f16(d, p[half][step][upper], ptx::cvt_f16x2_e4m3(b[step * 2], upper),
                                      ptx::cvt_f16x2_e4m3(b[step * 2 + 1], upper));
                 }
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const float2 x = __half22float2(reinterpret_cast<const __half2 &>(d[r]));
-                    o[half][j][r * 2] += x.x;
-                    o[half][j][r * 2 + 1] += x.y;
-                }
+                flush(o[half][j], d);
             }
         }
 #endif
@@ -102,12 +108,7 @@ struct PvF8 {
                     uint32_t d[2] = { 0, 0 };
                     ptx::mma_e4m3_f16(d, a[half][0], b[0], b[1]);
                     ptx::mma_e4m3_f16(d, a[half][1], b[2], b[3]);
-#pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        const float2 x = __half22float2(reinterpret_cast<const __half2 &>(d[r]));
-                        o[half][j][r * 2] += x.x;
-                        o[half][j][r * 2 + 1] += x.y;
-                    }
+                    flush(o[half][j], d);
 #endif
                 } else {
                     float d[4] = { 0.f, 0.f, 0.f, 0.f };

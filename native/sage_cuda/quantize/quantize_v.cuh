@@ -1,6 +1,6 @@
 // V to FP16, rows as they are, or to E4M3, transposed with the keys of each 16 in the order of P's registers.
 //   FP16  [B,Hkv,k_tiles,D/64,64,64]          code = V / v_scale (a power of two)
-//   E4M3  [B,Hkv,k_tiles,D,64]                position p of a group of 16 holds key PERM[p],
+//   E4M3  [B,Hkv,k_tiles,D,64]                code = (V - v_mean) / v_scale; position p of a group of 16 holds key PERM[p],
 //         PERM = 0 1 8 9  2 3 10 11  4 5 12 13  6 7 14 15: the keys that one thread holds of S, in the order that mma wants of P
 // A key that does not count is zeros. A channel with NaN or Inf has v_scale NaN: its codes no longer matter, but stay defined.
 #pragma once
@@ -65,7 +65,7 @@ __device__ __forceinline__ void v_to_e4m3(const QuantParams & p, int64_t bh, int
     const auto place = [](int ch) { return (ch % V * LANES + ch / V) * 17; };  // 16 words + 1: hardly two lanes of a store in one bank
     if (set < SETS) {
         int token[N];
-        float r[V];
+        float r[V], mean[V];
         uint4 w[N];
 #pragma unroll
         for (int i = 0; i < N; i++) {
@@ -75,6 +75,7 @@ __device__ __forceinline__ void v_to_e4m3(const QuantParams & p, int64_t bh, int
         }
         read_rows<T>(w, p.v, b, h, token, c, p.head_dim);
         read_floats(r, p.v_scale + bh * D + c);
+        read_floats(mean, p.v_mean + bh * D + c);
 #pragma unroll
         for (int j = 0; j < V; j++) {
             r[j] = __fdiv_rn(1.f, r[j]);
@@ -91,7 +92,7 @@ __device__ __forceinline__ void v_to_e4m3(const QuantParams & p, int64_t bh, int
                 float v[4];
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
-                    v[k] = token[i + k] < 0 ? 0.f : x[k][j] * r[j];
+                    v[k] = token[i + k] < 0 ? 0.f : (x[k][j] - mean[j]) * r[j];
                 }
                 words[place(c + j) + i / 4 * SETS + set] = ptx::cvt_e4m3x2(v[1], v[0]) | ptx::cvt_e4m3x2(v[3], v[2]) << 16;
             }

@@ -67,8 +67,9 @@ QuantParams quant_params(const sage_attn_desc & d, const Plan & plan, sage_kerne
     p.bias2       = reinterpret_cast<float *>(w + plan.bias2);
     p.k_mean      = reinterpret_cast<float *>(w + plan.k_mean);
     p.v_scale     = reinterpret_cast<float *>(w + plan.v_scale);
-    p.part_sum    = reinterpret_cast<float *>(w + plan.part_sum);
-    p.part_max    = reinterpret_cast<unsigned *>(w + plan.part_max);
+    p.v_mean      = reinterpret_cast<float *>(w + plan.v_mean);
+    p.part_k      = reinterpret_cast<float *>(w + plan.part_k);
+    p.part_v      = reinterpret_cast<float *>(w + plan.part_v);
     p.part_count  = reinterpret_cast<int *>(w + plan.part_count);
     return p;
 }
@@ -81,6 +82,7 @@ AttnParams attn_params(const sage_attn_desc & d, const Plan & plan, const QuantP
     p.sq         = q.sq;
     p.sk         = q.sk;
     p.v_scale    = q.v_scale;
+    p.v_mean     = q.v_mean;
     p.bias2      = d.bias == nullptr ? nullptr : q.bias2;
     p.o          = d.o.data;
     p.o_batch    = d.o.batch_stride;

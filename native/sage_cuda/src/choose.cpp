@@ -222,6 +222,7 @@ extern "C" sage_status sage_attn_workspace_layout(const sage_attn_desc * desc, c
                               plan.sq,
                               plan.sk,
                               plan.v_scale,
-                              plan.k_mean };
+                              plan.k_mean,
+                              plan.v_mean };
     return SAGE_OK;
 }

@@ -13,7 +13,7 @@ struct Plan {
     int64_t q_tiles, k_tiles, stat_tiles;  // Q_TILE or Q_TILE_SM90, K_TILE, STAT_ROWS
     int64_t q_heads, kv_heads;             // times batch
     // byte offsets into the workspace
-    size_t q8, k8, v_codes, sq, sk, bias2, k_mean, v_scale, part_sum, part_max, part_count, bytes;
+    size_t q8, k8, v_codes, sq, sk, bias2, k_mean, v_scale, v_mean, part_k, part_v, part_count, bytes;
 };
 
 // Validated descriptions only: sizes are known to fit. `kernel` is the one that runs.
@@ -43,8 +43,9 @@ inline Plan make_plan(const sage_attn_desc & d, sage_kernel kernel, bool sm90_co
     p.bias2      = part(d.bias == nullptr ? 0 : d.batch * p.k_rows * 4);
     p.k_mean     = part(p.kv_heads * p.d * 4);
     p.v_scale    = part(p.kv_heads * p.d * 4);
-    p.part_sum   = part(p.kv_heads * p.stat_tiles * p.d * 4);
-    p.part_max   = part(p.kv_heads * p.stat_tiles * p.d * 4);
+    p.v_mean     = part(p.kv_heads * p.d * 4);
+    p.part_k     = part(p.kv_heads * p.stat_tiles * p.d * 4);
+    p.part_v     = part(p.kv_heads * p.stat_tiles * p.d * 4 * 3);
     p.part_count = part(p.kv_heads * p.stat_tiles * 4);
     p.bytes      = at;
     return p;
