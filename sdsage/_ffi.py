@@ -1,11 +1,14 @@
 """The only module that knows cffi: loads libsdsage, checks that this package was built with it, and offers it.
 
 ABI mode: the declarations (cdef.h) are written at build time from the very headers that the library was compiled with.
-`import sdsage` has found the files (`_library.check`). When the library is loaded, by the import of this module, its
-ABI version and the size and last offset of every struct are compared with what cffi makes of the declarations.
+`import sdsage` has found the files (`_library.check`). `ffi` knows the declarations; the library is loaded with the
+first use of `lib`, and its ABI version and the size and last offset of every struct are compared with what cffi makes
+of the declarations. A program that leaves the engine to a worker process never loads it.
 """
 
 import os
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import cffi
@@ -15,14 +18,20 @@ from numpy.typing import NDArray
 from sdsage._library import ABI_VERSION, cdef_path, library_path
 
 
-def _load() -> tuple[Any, Any]:
+def _declarations() -> Any:
     builder = cffi.FFI()
     builder.cdef(cdef_path().read_text(encoding="utf-8"))
+    return builder
+
+
+def _load(builder: Any) -> Any:
     flags = os.RTLD_NOW | os.RTLD_LOCAL  # another ggml in the process keeps its symbols, we keep ours
     try:
-        return builder, builder.dlopen(str(library_path()), flags)
+        library = builder.dlopen(str(library_path()), flags)
     except OSError as error:
         raise ImportError(f"{library_path()} can't be loaded: {error}{_advice(str(error))}") from error
+    _check_layout(builder, library)
+    return library
 
 
 def _advice(problem: str) -> str:
@@ -51,8 +60,41 @@ def _check_layout(builder: Any, library: Any) -> None:
             )
 
 
-ffi, lib = _load()
-_check_layout(ffi, lib)
+class _Library:
+    """The functions and constants of libsdsage, which is loaded when the first of them is asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._loaded: Any = None
+        self._then: list[Callable[[], None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = _load(ffi)
+                for function in self._then:
+                    function()
+        value = getattr(self._loaded, name)
+        self.__dict__[name] = value  # the next time it is found there
+        return value
+
+
+def is_loaded() -> bool:
+    """Whether this process has loaded the native library."""
+    return lib._loaded is not None
+
+
+def when_loaded(function: Callable[[], None]) -> None:
+    """Calls `function` once, as soon as the library is there."""
+    with lib._lock:
+        if lib._loaded is None:
+            lib._then.append(function)
+            return
+    function()
+
+
+ffi = _declarations()
+lib: Any = _Library()
 
 
 def text(pointer: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sdsage._ffi import ffi, images_from_c, lib, text
+from sdsage._ffi import ffi, images_from_c, lib, text, when_loaded
 from sdsage.enums import LogLevel, PreviewMode, SageKernel
 from sdsage.errors import BadRequest, Cancelled, GenerationError, NonFiniteError, SageUnavailable, SdsageError
 
@@ -170,10 +170,12 @@ def _on_preview(step: int, count: int, frames: Any, noisy: bool, data: Any) -> N
         hooks.call(hooks.on_preview, step, images_from_c(frames, count), bool(noisy))
 
 
-# The engine's callbacks are process-wide: they are set once and find the running job themselves.
-lib.sd_set_log_callback(_on_log, ffi.NULL)
-lib.sd_set_progress_callback(_on_progress, ffi.NULL)
-lib.sdsage_set_event_callback(_on_event, ffi.NULL)
+@when_loaded
+def _listen() -> None:
+    """The engine's callbacks are process-wide: they are set once and find the running job themselves."""
+    lib.sd_set_log_callback(_on_log, ffi.NULL)
+    lib.sd_set_progress_callback(_on_progress, ffi.NULL)
+    lib.sdsage_set_event_callback(_on_event, ffi.NULL)
 
 
 def _set_preview(hooks: Hooks) -> None:
@@ -248,9 +250,9 @@ def run(
 
 
 def cancel(owner: object) -> None:
-    """Stops the jobs of `owner`, running or waiting."""
+    """Stops the jobs of `owner`, running or waiting; with None those of everybody."""
     for hooks in list(_asked):
-        if hooks.owner is owner:
+        if owner is None or hooks.owner is owner:
             hooks.cancel()
 
 
@@ -310,8 +312,7 @@ def _wait(done: threading.Event, hooks: Hooks) -> BaseException | None:
 @atexit.register
 def _stop_at_exit() -> None:
     """A job that a thread of the program still runs must not be in C++ when the process takes itself apart."""
-    for hooks in list(_asked):
-        hooks.cancel()
+    cancel(None)
     if _turn.acquire(timeout=60):
         _turn.release()
 

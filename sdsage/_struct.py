@@ -4,6 +4,7 @@ import difflib
 import math
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -54,28 +55,35 @@ class Struct:
         _CLASSES[cls._c_type] = cls
 
     def __init__(self, **values: Any) -> None:
-        object.__setattr__(self, "_explicit", set())
-        self._read(self._defaults())
+        self._begin(self._c_init)
         for name, value in values.items():
             setattr(self, name, value)
 
+    def _begin(self, origin: tuple[str, ...]) -> None:
+        """Nothing is set; `origin` says where the defaults are, in the manner of `_c_init`.
+
+        They are read from the engine when somebody first asks for one: who only sets fields needs no engine.
+        """
+        object.__setattr__(self, "_explicit", set())
+        object.__setattr__(self, "_origin", origin)
+
     @classmethod
+    @cache
     def _fields(cls) -> dict[str, Any]:
         """Name -> cffi type of every field."""
         return {name: field.type for name, field in ffi.typeof(cls._c_type).fields}
 
-    @classmethod
-    def _defaults(cls) -> Any:
-        if not cls._c_init:
-            return ffi.new(f"{cls._c_type} *")[0]
-        init, c_type, *path = cls._c_init
+    def _defaults(self) -> Any:
+        if not self._origin:
+            return ffi.new(f"{self._c_type} *")[0]
+        init, c_type, *path = self._origin
         struct = ffi.new(f"{c_type} *")
         getattr(lib, init)(struct)
         value = struct[0]
         for name in path:
             value = getattr(value, name)
         # a struct inside another is a view: copy it, so that it does not outlive its owner
-        copy = ffi.new(f"{cls._c_type} *")
+        copy = ffi.new(f"{self._c_type} *")
         copy[0] = value
         return copy[0]
 
@@ -83,15 +91,39 @@ class Struct:
     def from_c(cls, struct: Any) -> Self:
         """A Python object with the values of a C struct."""
         made = cls.__new__(cls)
-        object.__setattr__(made, "_explicit", set())
+        made._begin(())
         made._read(struct)
         return made
 
+    @classmethod
+    def revived(cls, origin: tuple[str, ...], explicit: list[str], values: dict[str, Any]) -> Self:
+        """The object that was taken apart by `parts`, values checked. Raises BadRequest if it can't be one."""
+        fields = cls._fields()
+        if not set(explicit) <= set(values) <= set(fields) - set(LENGTHS.values()):
+            raise BadRequest(f"{cls.__name__} has no such fields: {sorted(values)}")
+        if origin and origin[:2] not in {c._c_init[:2] for c in _CLASSES.values()}:
+            raise BadRequest(f"{cls.__name__} can't have its defaults from {origin}")
+        made = cls.__new__(cls)
+        made._begin(origin)
+        for name, value in values.items():
+            made.__dict__[name] = _checked(value, fields[name], f"{cls.__name__}.{name}", name in LENGTHS)
+        made._explicit.update(explicit)
+        return made
+
+    def parts(self) -> tuple[tuple[str, ...], list[str], dict[str, Any]]:
+        """What makes this object: origin of its defaults, fields that were assigned, and the values that it holds."""
+        return self._origin, sorted(self._explicit), {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+
     def _read(self, struct: Any) -> None:
+        """Takes the fields that are not set yet from a C struct."""
         for name, c_type in self._fields().items():
-            if name not in LENGTHS.values():
+            if name not in LENGTHS.values() and name not in self.__dict__:
                 length = getattr(struct, LENGTHS[name]) if name in LENGTHS else 0
                 self.__dict__[name] = _to_python(getattr(struct, name), c_type, length)
+
+    def _values(self) -> dict[str, Any]:
+        """All fields but the lengths, in order."""
+        return {name: getattr(self, name) for name in self._fields() if name not in LENGTHS.values()}
 
     def __setattr__(self, name: str, value: Any) -> None:
         fields = self._fields()
@@ -105,10 +137,19 @@ class Struct:
 
     def __getattr__(self, name: str) -> Any:
         # only called when the instance has no such attribute
+        fields = self._fields()
+        if name not in fields:
+            raise AttributeError(self._unknown(name))
         for owner, length in LENGTHS.items():
-            if name == length and owner in self.__dict__:
-                return len(self.__dict__[owner])
-        raise AttributeError(self._unknown(name))
+            if name == length and owner in fields:
+                return len(getattr(self, owner))
+        if self._origin and fields[name].kind == "struct" and fields[name].cname in _CLASSES:
+            inner = _CLASSES[fields[name].cname]
+            self.__dict__[name] = made = inner.__new__(inner)
+            made._begin((*self._origin, name))
+        else:
+            self._read(self._defaults())
+        return self.__dict__[name]
 
     def _unknown(self, name: str) -> str:
         near = difflib.get_close_matches(name, self._fields(), n=1, cutoff=0.5)
@@ -130,7 +171,7 @@ class Struct:
         for name, c_type in self._fields().items():
             if name in LENGTHS.values():
                 continue
-            value = self.__dict__[name]
+            value = getattr(self, name)
             if name in LENGTHS:
                 setattr(struct, name, _list_to_c(value, c_type.item, keep))
                 setattr(struct, LENGTHS[name], len(value))
@@ -147,13 +188,13 @@ class Struct:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain Python values, nested; enums by the engine's names, pictures by their shape."""
-        return {name: _plain(value) for name, value in self.__dict__.items() if name != "_explicit"}
+        return {name: _plain(value) for name, value in self._values().items()}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Struct) or type(self) is not type(other):
             return NotImplemented
-        mine = {k: v for k, v in self.__dict__.items() if k != "_explicit"}
-        return all(_same(v, other.__dict__[k]) for k, v in mine.items())
+        theirs = other._values()
+        return all(_same(v, theirs[k]) for k, v in self._values().items())
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 

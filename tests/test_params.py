@@ -46,7 +46,7 @@ def other_value(value: Any, c_type: Any, name: str) -> Any:
 
 
 def fields(struct: Struct) -> dict[str, Any]:
-    return {k: v for k, v in struct.__dict__.items() if k != "_explicit"}
+    return struct._values()
 
 
 @pytest.mark.parametrize("cls", STRUCTS, ids=lambda c: c.__name__)
