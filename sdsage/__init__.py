@@ -19,6 +19,7 @@ from sdsage import _library
 
 if TYPE_CHECKING:
     from sdsage._job import Attention, Device, Preview, Progress, SageInfo, Step, devices, sage_info
+    from sdsage._supervisor import Worker
     from sdsage.context import Adjustment, Context, Result, Timings
     from sdsage.enums import (
         CacheMode,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         OutputError,
         SageUnavailable,
         SdsageError,
+        WorkerDied,
     )
     from sdsage.params import (
         SdCacheParams,
@@ -68,11 +70,12 @@ _library.check()
 # Module of each public name.
 _WHERE = {
     "_job": "Attention Device Preview Progress SageInfo Step devices sage_info",
+    "_supervisor": "Worker",
     "context": "Adjustment Context Result Timings",
     "enums": "CacheMode HiresUpscaler LogLevel LoraApplyMode Prediction PreviewMode RngType SageKernel SampleMethod"
     " Scheduler SdType",
     "errors": "BadRequest Cancelled ContextClosed GenerationError MissingExtra ModelError NonFiniteError OutputError"
-    " SageUnavailable SdsageError",
+    " SageUnavailable SdsageError WorkerDied",
     "params": "SdCacheParams SdCtxParams SdEmbedding SdGuidanceParams SdHiresParams SdImgGenParams SdLora SdPmParams"
     " SdSampleParams SdSlgParams SdTilingParams SdVidGenParams",
     "upscaler": "Upscaler convert",
@@ -124,6 +127,8 @@ __all__ = [
     "Step",
     "Timings",
     "Upscaler",
+    "Worker",
+    "WorkerDied",
     "build_info",
     "convert",
     "devices",

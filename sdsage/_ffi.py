@@ -78,6 +78,10 @@ class _Library:
         self.__dict__[name] = value  # the next time it is found there
         return value
 
+    def __dir__(self) -> list[str]:
+        self.sdsage_abi_version()
+        return dir(self._loaded)
+
 
 def is_loaded() -> bool:
     """Whether this process has loaded the native library."""

@@ -1,11 +1,12 @@
-"""A native object that is closed once: what contexts and upscalers share."""
+"""A native object, here or in a worker process, that is closed once: what contexts and upscalers share."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from sdsage import _job
 from sdsage._ffi import lib
 from sdsage._job import Hooks, OnLog, OnProgress
+from sdsage._remote import Remote
 from sdsage.errors import ContextClosed
 
 
@@ -19,6 +20,9 @@ class Handle:
         hooks: listen to the loading.
         device: as for `Context`.
     """
+
+    FACTS: ClassVar[tuple[str, ...]] = ()
+    _remote: Remote | None = None
 
     def __init__(self, load: Callable[[], Any], free: str, noun: str, hooks: Hooks, device: str | None) -> None:
         self._native: Any = None
@@ -35,8 +39,16 @@ class Handle:
             raise ContextClosed(f"this {self._noun} is closed: make a new one")
         return self._native
 
+    @property
+    def worker_pid(self) -> int | None:
+        """The process that runs the engine, for `isolated` objects; else None."""
+        return None if self._remote is None else self._remote.worker.pid
+
     def close(self) -> None:
         """Frees the model, after a job that still runs. Harmless when already closed."""
+        if self._remote is not None:
+            self._remote.close()
+            return
 
         def free() -> None:
             if self._native is not None:

@@ -124,7 +124,7 @@ _asked: list[Hooks] = []  # running or waiting for the turn
 _worker: int | None = None  # thread id of the running job
 
 
-def _log_unheard(level: LogLevel, line: str) -> None:
+def log_unheard(level: LogLevel, line: str) -> None:
     log.log({LogLevel.DEBUG: 10, LogLevel.INFO: 20, LogLevel.WARN: 30}.get(level, 40), "%s", line)
 
 
@@ -134,7 +134,7 @@ def _on_log(level: int, line: Any, data: Any) -> None:
     if hooks is not None and hooks.on_log is not None:
         hooks.call(hooks.on_log, LogLevel(level), message)
     else:
-        _log_unheard(LogLevel(level), message)
+        log_unheard(LogLevel(level), message)
 
 
 @ffi.callback("sdsage_event_cb_t")  # type: ignore[untyped-decorator]

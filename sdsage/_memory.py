@@ -10,6 +10,7 @@ from pathlib import Path
 from sdsage import _job
 from sdsage._bounds import aligned_frames
 from sdsage._headers import tensor_shapes
+from sdsage._host import host_memory
 from sdsage._limits import hires_size
 from sdsage.errors import BadRequest
 from sdsage.params import SdCtxParams, SdImgGenParams, SdVidGenParams
@@ -116,14 +117,5 @@ def _last_layer(path: Path) -> tuple[int, int] | None:
 def available(device: str) -> int | None:
     """Bytes that are free on a device, for the CPU with swap; None when nobody tells."""
     if device == _CPU:
-        return _host_memory()
+        return host_memory()
     return next((d.memory_free or None for d in _job.devices() if device in (d.name, d.name.removesuffix(":0"))), None)
-
-
-def _host_memory() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    return (kib["MemAvailable"] + kib["SwapFree"]) * 1024 if "MemAvailable" in kib else None

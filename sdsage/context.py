@@ -16,6 +16,8 @@ from sdsage._files import check_context_files, check_model_file
 from sdsage._handle import Handle
 from sdsage._job import Attention, Hooks, OnLog, OnPreview, OnProgress, Preview, Step
 from sdsage._limits import check_image_job, check_references, check_video_job, hires_size
+from sdsage._remote import Remote, fact, in_worker
+from sdsage._supervisor import Worker
 from sdsage.enums import SampleMethod, Scheduler, weight_types
 from sdsage.errors import BadRequest, ContextClosed, GenerationError, ModelError
 from sdsage.params import SdCtxParams, SdImgGenParams, SdLora, SdTilingParams, SdVidGenParams
@@ -90,12 +92,17 @@ class Context(Handle):
         device: "cpu", "cuda:1", ... (see `sdsage.devices()`); None takes the first GPU, else the CPU.
         allow_pickle: allow `.ckpt` and `.pt` files, which hold Python objects.
         on_progress, on_log: heard while loading and, unless a job brings its own, in every job.
+        isolated: run the engine in a process of its own (True), or in that of a given `Worker`. Results, errors and
+            callbacks are the same; what ends that process (an abort, want of memory) is a `WorkerDied` here, and a
+            job that does not stop in half a second when it is cancelled ends with it, and closes the context.
 
     Raises:
         SageUnavailable: `sage_attn` is set and SageAttention can't run on the device; no file has been opened.
         ModelError: a file is missing, damaged, or not what its slot needs.
         GenerationError: the engine could not load the model, for want of memory say.
     """
+
+    FACTS = ("version_name", "supports_image", "supports_video", "two_experts", "size_multiple")
 
     def __init__(
         self,
@@ -105,7 +112,12 @@ class Context(Handle):
         allow_pickle: bool = False,
         on_progress: OnProgress | None = None,
         on_log: OnLog | None = None,
+        isolated: bool | Worker = False,
     ) -> None:
+        if isolated:
+            more = {"device": device, "allow_pickle": allow_pickle, "on_progress": on_progress, "on_log": on_log}
+            self._remote = Remote("Context", "context", isolated, (params,), more)
+            return
         self._allow_pickle = allow_pickle
         if params.sage_attn:
             _job.check_sage(params.sage_kernel, device)
@@ -138,36 +150,46 @@ class Context(Handle):
         """Stops this context's job, running or waiting for its turn; it raises Cancelled.
 
         A job stops at its next sampling step, and on the CPU inside a decode; a decode that has begun on a GPU is
-        finished, and its frames are dropped.
+        finished, and its frames are dropped. An isolated one that needs longer than half a second ends with its
+        worker process, and this context is closed.
         Callable from any thread and from callbacks. Jobs of other contexts go on.
         """
-        _job.cancel(self)
+        if self._remote is not None:
+            self._remote.cancel()
+        else:
+            _job.cancel(self)
 
     # ---- what the model is
 
     @property
+    @fact
     def version_name(self) -> str:
         """The engine's name of the architecture: "Wan 2.x"."""
         return text(lib.sdsage_version_name(self._open))
 
     @property
+    @fact
     def supports_image(self) -> bool:
         return bool(lib.sd_ctx_supports_image_generation(self._open))
 
     @property
+    @fact
     def supports_video(self) -> bool:
         return bool(lib.sd_ctx_supports_video_generation(self._open))
 
     @property
+    @fact
     def two_experts(self) -> bool:
         """True when a high-noise diffusion model is loaded as well."""
         return bool(lib.sdsage_has_two_experts(self._open))
 
     @property
+    @fact
     def size_multiple(self) -> int:
         """Width and height must be multiples of this many pixels."""
         return int(lib.sdsage_size_multiple(self._open))
 
+    @in_worker
     def check_size(self, job: SdImgGenParams | SdVidGenParams) -> list[Adjustment]:
         """What of a job's sizes the model can't take: sizes go up to the multiple, frame counts down to 4n + 1.
 
@@ -196,6 +218,7 @@ class Context(Handle):
 
     # ---- jobs
 
+    @in_worker
     def generate_image(
         self,
         params: SdImgGenParams,
@@ -233,6 +256,7 @@ class Context(Handle):
             body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents
         )
 
+    @in_worker
     def generate_video(
         self,
         params: SdVidGenParams,
@@ -264,6 +288,7 @@ class Context(Handle):
             body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents
         )
 
+    @in_worker
     def decode(
         self,
         latents: NDArray[np.float32],

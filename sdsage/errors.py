@@ -49,6 +49,36 @@ class NonFiniteError(GenerationError):
         self.expert = expert
 
 
+class WorkerDied(GenerationError):
+    """The process that ran the engine has ended, or was ended because it hung. Its context or upscaler is closed.
+
+    Attributes:
+        pid: the process.
+        returncode: its exit code, or minus the number of the signal that ended it; None when there was no process.
+        signal: name of that signal, such as "SIGKILL"; "" without one.
+        stage: what was done, as in `Progress.stage`; "start" before the engine was there, "" between two jobs.
+        step: sampling step that was being computed, counted from 1 in its stage; 0 outside sampling.
+        expert: as in `Progress.expert`.
+        last_words: the last lines that the engine and the process wrote.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        pid: int = 0,
+        returncode: int | None = None,
+        signal: str = "",
+        stage: str = "",
+        step: int = 0,
+        expert: str | None = None,
+        last_words: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.pid, self.returncode, self.signal = pid, returncode, signal
+        self.stage, self.step, self.expert, self.last_words = stage, step, expert, last_words
+
+
 class Cancelled(SdsageError):
     """The job was cancelled by `cancel()`; the context can be used again."""
 

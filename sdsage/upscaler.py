@@ -1,5 +1,6 @@
 """ESRGAN upscaling and file conversion."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from sdsage._ffi import encode, ffi, image_from_c, image_to_c, lib
 from sdsage._files import check_model_file
 from sdsage._handle import Handle
 from sdsage._job import Hooks, OnLog, OnProgress
+from sdsage._remote import Remote, fact, in_worker
 from sdsage._struct import as_image
+from sdsage._supervisor import Worker
 from sdsage.enums import SdType, weight_types
 from sdsage.errors import BadRequest, ModelError, OutputError
 
@@ -27,7 +30,10 @@ class Upscaler(Handle):
         tile_size: pixels of a tile's side; pictures larger than it are done in tiles.
         direct: convolutions without im2col.
         offload_params_to_cpu: keep the weights in RAM.
+        isolated: as for `Context`.
     """
+
+    FACTS = ("factor",)
 
     def __init__(
         self,
@@ -41,7 +47,14 @@ class Upscaler(Handle):
         allow_pickle: bool = False,
         on_progress: OnProgress | None = None,
         on_log: OnLog | None = None,
+        isolated: bool | Worker = False,
     ) -> None:
+        if isolated:
+            more: dict[str, Any] = {"device": device, "n_threads": n_threads, "tile_size": tile_size, "direct": direct}
+            more |= {"offload_params_to_cpu": offload_params_to_cpu, "allow_pickle": allow_pickle}
+            more |= {"on_progress": on_progress, "on_log": on_log}
+            self._remote = Remote("Upscaler", "upscaler", isolated, (path,), more)
+            return
         check_model_file(os.fspath(path), "the upscaler (--upscale-model)", allow_pickle)
         if tile_size < 1:
             raise BadRequest(f"tile_size is {tile_size}: 1 pixel or more is needed")
@@ -59,10 +72,12 @@ class Upscaler(Handle):
         return Hooks(self._on_progress, self._on_log, owner=self)
 
     @property
+    @fact
     def factor(self) -> int:
         """How many times larger a picture becomes."""
         return int(lib.get_upscale_factor(self._open))
 
+    @in_worker
     def upscale(self, image: Any) -> NDArray[np.uint8]:
         """An upscaled copy of a picture: H x W x 3 to (H factor) x (W factor) x 3."""
         _, pixels = self._open, as_image(image, "image")
@@ -94,6 +109,7 @@ def convert(
     allow_pickle: bool = False,
     on_progress: OnProgress | None = None,
     on_log: OnLog | None = None,
+    isolated: bool | Worker = False,
 ) -> Path:
     """Writes a model file in another format (.gguf, .safetensors) or weight type.
 
@@ -103,11 +119,16 @@ def convert(
         type: weight type of the output; `SdType.COUNT` keeps each tensor's own.
         tensor_type_rules: "pattern=type,..." for single tensors.
         convert_name: rename the tensors to the engine's own names.
+        isolated: as for `Context`.
 
     Raises:
         ModelError: an input can't be read. OutputError: the output can't be written. GenerationError: it failed.
     """
     target = Path(output_path)
+    if isolated:
+        more: dict[str, Any] = {"vae_path": vae_path, "type": type, "tensor_type_rules": tensor_type_rules}
+        more |= {"convert_name": convert_name, "overwrite": overwrite, "allow_pickle": allow_pickle}
+        return _convert_isolated(isolated, input_path, target, more | {"on_progress": on_progress, "on_log": on_log})
     check_model_file(os.fspath(input_path), "the input (--model)", allow_pickle, folder_ok=True)
     if vae_path is not None:
         check_model_file(os.fspath(vae_path), "the VAE (--vae)", allow_pickle)
@@ -119,8 +140,7 @@ def convert(
         )
     if not os.access(target.parent, os.W_OK):
         raise OutputError(f"{target.parent} is not a folder that can be written to")
-    # the engine decides the format by the ending
-    partial = target.with_name(f".{target.stem}.{os.getpid()}.part{target.suffix}")
+    partial = partial_path(target, os.getpid())
     wtype = SdType.parse(type)
     if not wtype.is_weight_type:
         raise BadRequest(f"type {wtype.engine_name} can't hold weights; choose {', '.join(weight_types())}")
@@ -142,4 +162,21 @@ def convert(
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
+    return target
+
+
+def partial_path(target: Path, pid: int) -> Path:
+    """Where process `pid` writes what becomes `target`; the engine decides the format by the ending."""
+    return target.with_name(f".{target.stem}.{pid}.part{target.suffix}")
+
+
+def _convert_isolated(
+    isolated: bool | Worker, source: str | os.PathLike[str], target: Path, more: dict[str, Any]
+) -> Path:
+    with contextlib.nullcontext(isolated) if isinstance(isolated, Worker) else Worker() as worker:
+        try:
+            worker.run("convert", source, target, **more)
+        finally:
+            if not worker.alive:  # it could not clear up
+                partial_path(target, worker.pid).unlink(missing_ok=True)
     return target
