@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from .engine import engine
 from .generate import check_mode
 from .job import check_inputs
 from .option import CONVERT
@@ -19,7 +20,7 @@ def run(raw: Mapping[str, Any]) -> None:
     settings = merge(CONVERT, raw)
     check(settings)
     began = time.monotonic()
-    with Reporter(settings) as reporter:
+    with engine(settings), Reporter(settings) as reporter:
         path = sdsage.convert(
             settings["model"],
             settings["output"] or "output.gguf",
@@ -31,6 +32,7 @@ def run(raw: Mapping[str, Any]) -> None:
             allow_pickle=settings["allow_pickle"],
             on_progress=reporter.progress,
             on_log=reporter.log,
+            isolated=settings.worker or True,
         )
     seconds = round(time.monotonic() - began, 3)
     values = {"file": str(path), "bytes": path.stat().st_size, "seconds": seconds}

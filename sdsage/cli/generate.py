@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sdsage._bounds import aligned_frames
 from sdsage.errors import BadRequest
 
+from .engine import ask, engine
 from .job import Job, build, resolve
 from .option import IMG
 from .record import Run, metadata, summary, summary_lines
@@ -28,21 +29,27 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     """Runs a generation from typer's values to the printed file names."""
     settings = merge(verb, raw)
     check_mode(settings, verb.replace("-", "_"))
-    check_sage(settings)
-    resolved = resolve(settings)
-    output = None if settings["print_params"] else plan(settings)
-    settings.problems.stop_if_any()
-    for sentence in settings.warnings:
-        say("warning", sentence, settings["color"])
-    job = build(settings, resolved)
-    if output is None:
-        from sdsage._ffi import params_json
-
-        image = verb == IMG
-        print(params_json(job.ctx, job.gen if image else None, None if image else job.gen))
-        return
-    finished = generate(job, output)
+    with engine(settings):
+        check_sage(settings)
+        resolved = resolve(settings)
+        output = None if settings["print_params"] else plan(settings)
+        settings.problems.stop_if_any()
+        for sentence in settings.warnings:
+            say("warning", sentence, settings["color"])
+        job = build(settings, resolved)
+        if output is None:
+            print_params(job)
+            return
+        finished = generate(job, output)
     show(finished)
+
+
+def print_params(job: Job) -> None:
+    """What the engine would get, as JSON."""
+    from sdsage._ffi import params_json
+
+    image = job.settings.verb == IMG
+    print(params_json(job.ctx, job.gen if image else None, None if image else job.gen))
 
 
 def check_mode(settings: Settings, expected: str) -> None:
@@ -58,10 +65,8 @@ def check_mode(settings: Settings, expected: str) -> None:
 def check_sage(settings: Settings) -> None:
     """--sage-attn where it can't work ends the command before any model file is looked at."""
     if settings["sage_attn"] and not settings["print_params"]:
-        from sdsage import _job
-
         settings.problems.stop_if_any()
-        _job.check_sage(settings["sage_kernel"], settings["device"])
+        ask(settings, "check_sage", settings["sage_kernel"], settings["device"])
 
 
 def plan(settings: Settings) -> "Output | None":
@@ -89,12 +94,11 @@ def plan(settings: Settings) -> "Output | None":
 def generate(job: Job, output: "Output") -> Run:
     """Loads the model, generates, upscales and writes."""
     from sdsage import Context
-    from sdsage._memory import costs
 
     from .preview import PreviewFile, engine_preview
 
     settings = job.settings
-    costs(job.ctx, settings["device"]).check(job.gen)
+    ask(settings, "check_memory", job.ctx, settings["device"], job.gen)
     with Reporter(settings) as reporter:
         reporter.shown.update(settings.warnings)
         if settings["seed"] < 0:
@@ -109,6 +113,7 @@ def generate(job: Job, output: "Output") -> Run:
                 allow_pickle=settings["allow_pickle"],
                 on_progress=reporter.progress,
                 on_log=reporter.log,
+                isolated=settings.worker or True,
             ) as context:
                 check_size(context, job, reporter)
                 result = start(context, job, more)
@@ -182,6 +187,7 @@ def make_upscaler(settings: Settings, reporter: Reporter) -> "Upscaler":
         offload_params_to_cpu=settings["offload_to_cpu"],
         allow_pickle=settings["allow_pickle"],
         on_log=reporter.log,
+        isolated=settings.worker or True,
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from .engine import ask
 from .option import IMG
 from .settings import Settings
 
@@ -59,7 +60,7 @@ def load_pictures(settings: Settings) -> Pictures:
         else:
             fields["mask_image"] = np.full((size[1], size[0], 1), 255, np.uint8)
         if settings["control_image"]:
-            fields["control_image"] = _control(settings["control_image"], size, settings["canny"])
+            fields["control_image"] = _control(settings, size)
         if settings["pm_id_images_dir"]:
             fields["pm_params.id_images"] = load_images_dir(settings["pm_id_images_dir"])
     else:
@@ -70,12 +71,8 @@ def load_pictures(settings: Settings) -> Pictures:
     return Pictures(*size, encodes, fields)
 
 
-def _control(path: str, size: tuple[int, int], canny: bool) -> Any:
+def _control(settings: Settings, size: tuple[int, int]) -> Any:
     from sdsage.media import load_image
 
-    picture = load_image(path, size=size)
-    if canny:
-        from sdsage._ffi import preprocess_canny
-
-        picture = preprocess_canny(picture)
-    return picture
+    picture = load_image(settings["control_image"], size=size)
+    return ask(settings, "preprocess_canny", picture) if settings["canny"] else picture

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdsage.errors import BadRequest
 
@@ -14,6 +14,9 @@ from .option import GENERATE, Kind, Option
 from .options import REMOVED, RENAMED, by_key, of_verb
 from .report import say
 from .values import Problems, parse
+
+if TYPE_CHECKING:
+    from sdsage import Worker
 
 
 @dataclass
@@ -25,6 +28,7 @@ class Settings:
         given: keys that the user gave, on the command line or in the config file (a preset does not count).
         warnings: sentences to show before the run.
         problems: what is wrong; the caller adds its own and then calls `problems.stop_if_any()`.
+        worker: the process that runs the engine, inside `engine.engine`.
     """
 
     verb: str
@@ -32,6 +36,7 @@ class Settings:
     given: set[str]
     warnings: list[str] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
+    worker: "Worker | None" = None
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .engine import engine
 from .generate import check_mode, make_upscaler, upscaled
 from .job import check_inputs
 from .option import UPSCALE
@@ -19,8 +20,8 @@ def run(raw: Mapping[str, Any]) -> None:
 
     settings = merge(UPSCALE, raw)
     output = check(settings)
-    picture = load_image(settings["init_img"])
-    with Reporter(settings) as reporter:
+    with engine(settings), Reporter(settings) as reporter:
+        picture = load_image(settings["init_img"])
         with make_upscaler(settings, reporter) as upscaler, reporter.stage("upscale"):
             frames = upscaled(picture[None], upscaler, settings["upscale_repeats"])
         with reporter.stage("encode"):

@@ -22,6 +22,10 @@ class Problems:
     def add(self, sentence: str) -> None:
         self._found[sentence] = None
 
+    @property
+    def found(self) -> list[str]:
+        return list(self._found)
+
     def stop_if_any(self) -> None:
         """Raises BadRequest with one line for each problem."""
         if self._found:
