@@ -41,14 +41,16 @@ def test_patterns_are_printf(parts: list[str], index: int) -> None:
     places = sum(part[0] == "%" and part[-1] == "d" for part in parts if part)
     pattern = "".join(parts)
     assert naming.is_pattern(pattern) == (places > 0)
-    assert naming.fill(pattern, index) == pattern % ((index,) * places)
+    assert naming.fill(naming.literal(pattern), index, {}) == pattern % ((index,) * places)
 
 
 @given(count=st.integers(1, 200), begin=st.integers(0, 10**4), width=st.integers(0, 9))
 def test_names_are_distinct_and_ordered(count: int, begin: int, width: int) -> None:
-    names = naming.file_names(f"a/f_%0{width}d.png" if width else "a/f.png", count, begin)
+    template = f"a/f_%0{width}d.png" if width else naming.numbered("a/f.png")
+    fields = [{"index": str(begin + i)} for i in range(count)]
+    names = naming.file_names(template, count, begin, fields)
     assert len(set(names)) == count
-    if count > 1:
+    if count > 1 or width:
         assert [int(name.removeprefix("a/f_").removesuffix(".png")) for name in names] == [
             begin + k for k in range(count)
         ]
@@ -193,7 +195,7 @@ def break_pyav(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def test_failure_in_the_middle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
 ) -> None:
-    old = naming.fill(name, 0)
+    old = naming.fill(name, 0, {})
     (tmp_path / old).write_bytes(b"older file")
     output = plan_output(tmp_path / name, video=True, count=4, overwrite=True)
     elsewhere = plan_output(tmp_path / "a" / "b" / name, video=True, count=4)
@@ -223,7 +225,7 @@ def full_disk() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_full_disk(tmp_path: Path, name: str) -> None:
-    old = naming.fill(name, 0)
+    old = naming.fill(name, 0, {})
     (tmp_path / old).write_bytes(b"older file")
     output = plan_output(tmp_path / name, video=True, count=4, overwrite=True)
     with full_disk(), pytest.raises(SdsageError) as caught:
@@ -251,7 +253,7 @@ def test_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_overwrite(tmp_path: Path, name: str) -> None:
-    first = tmp_path / naming.fill(name, 0)
+    first = tmp_path / naming.fill(name, 0, {})
     first.write_text("older file")
     plan_output(tmp_path / name, video=True, count=4, overwrite=True).write(FRAMES)
     assert first.read_bytes() != b"older file"

@@ -8,40 +8,45 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdsage._bounds import aligned_frames
 from sdsage.errors import BadRequest
 
 from .engine import ask, engine
 from .job import Job, build, resolve
 from .option import IMG
-from .record import Run, metadata, summary, summary_lines
+from .places import plan
+from .record import Run, merged, metadata, summary, summary_lines
 from .report import Reporter, say
+from .seeds import Part, choose, parts
 from .settings import Settings, merge
 
 if TYPE_CHECKING:
     from sdsage import Adjustment, Context, Result, Upscaler
     from sdsage.media import Output
 
-DEFAULT_OUTPUT = {"vid-gen": "output.mp4", "img-gen": "output.png"}
-
 
 def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     """Runs a generation from typer's values to the printed file names."""
     settings = merge(verb, raw)
     check_mode(settings, verb.replace("-", "_"))
+    if settings.recorded is not None:
+        from .repeat import locate
+
+        settings.problems.stop_if_any()
+        locate(settings)
     with engine(settings):
         check_sage(settings)
         resolved = resolve(settings)
-        output = None if settings["print_params"] else plan(settings)
+        seeds = choose(settings)
+        places = None if settings["print_params"] else plan(settings, resolved.prompt, seeds)
         settings.problems.stop_if_any()
         for sentence in settings.warnings:
             say("warning", sentence, settings["color"])
-        job = build(settings, resolved)
-        if output is None:
+        job = build(settings, resolved, seeds)
+        if places is None:
             print_params(job)
             return
-        finished = generate(job, output)
-    show(finished)
+        done = generate(job, places)
+    show(merged(done))
 
 
 def print_params(job: Job) -> None:
@@ -69,30 +74,8 @@ def check_sage(settings: Settings) -> None:
         ask(settings, "check_sage", settings["sage_kernel"], settings["device"])
 
 
-def plan(settings: Settings) -> "Output | None":
-    """The judged output; what is wrong with it becomes one of the settings' problems.
-
-    Raises:
-        MissingExtra: the container needs PyAV, which is not installed.
-    """
-    from sdsage.media import plan_output
-
-    video = settings.verb != IMG
-    try:
-        return plan_output(
-            settings["output"] or DEFAULT_OUTPUT[settings.verb],
-            video=video,
-            count=aligned_frames(settings["video_frames"]) if video else settings["batch_count"],
-            overwrite=settings["overwrite"],
-            begin_index=settings["output_begin_idx"],
-        )
-    except BadRequest as error:
-        settings.problems.add(str(error))
-        return None
-
-
-def generate(job: Job, output: "Output") -> Run:
-    """Loads the model, generates, upscales and writes."""
+def generate(job: Job, places: "list[Output]") -> list[Run]:
+    """Loads the model, generates, upscales and writes; each part is written before the next one begins."""
     from sdsage import Context
 
     from .preview import PreviewFile, engine_preview
@@ -101,12 +84,21 @@ def generate(job: Job, output: "Output") -> Run:
     ask(settings, "check_memory", job.ctx, settings["device"], job.gen)
     with Reporter(settings) as reporter:
         reporter.shown.update(settings.warnings)
-        if settings["seed"] < 0:
-            reporter.note(f"seed {job.seed} was drawn")
+        if settings["seed"] < 0 and not settings["seeds"]:
+            reporter.note(f"seed {job.seeds[0]} was drawn")
         more: dict[str, Any] = {}
         if settings["preview"] != "none":
             more = {"on_preview": PreviewFile(settings, reporter), "preview": engine_preview(settings)}
+        todo = parts(settings, job.seeds)
+        job.ctx.free_params_immediately = len(todo) == 1
+        done: list[Run] = []
         with open_upscaler(settings, reporter) as upscaler:  # first: a wrong file is found before the work
+
+            def finish(result: "Result") -> None:
+                for sentence in result.adjusted:
+                    reporter.message("warning", sentence)
+                done.append(write(job, result, places[len(done)], reporter, upscaler))
+
             with Context(
                 job.ctx,
                 device=settings["device"],
@@ -116,16 +108,21 @@ def generate(job: Job, output: "Output") -> Run:
                 isolated=settings.worker or True,
             ) as context:
                 check_size(context, job, reporter)
-                result = start(context, job, more)
-            for sentence in result.adjusted:
-                reporter.message("warning", sentence)
-            return write(job, result, output, reporter, upscaler)
+                if not settings["disable_image_metadata"]:
+                    job.inputs.start_hashing()
+                for part in todo[:-1]:
+                    finish(start(context, job, part, more))
+                    reporter.note(f"{done[-1].files[0]} is written, {len(done)} of {len(todo)}")
+                result = start(context, job, todo[-1], more)
+            finish(result)  # the last one without the model in memory
+    return done
 
 
-def start(context: "Context", job: Job, more: dict[str, Any]) -> "Result":
-    """Runs the job; `more` holds what belongs to previews."""
+def start(context: "Context", job: Job, part: Part, more: dict[str, Any]) -> "Result":
+    """Runs one part of the job; `more` holds what belongs to previews."""
     from sdsage.params import SdImgGenParams
 
+    job.gen.seed = job.seeds[part.first]
     if isinstance(job.gen, SdImgGenParams):
         if not context.supports_image:
             raise BadRequest(f"{context.version_name} makes videos: run 'sdsage vid-gen', with one frame for a picture")
@@ -164,7 +161,7 @@ def write(job: Job, result: "Result", output: "Output", reporter: Reporter, upsc
     with reporter.stage("encode"):
         info = None if job.settings["disable_image_metadata"] else metadata(run)
         files = output.write(frames, fps=job.settings["fps"], metadata=info)
-    run.files, run.notes = tuple(map(Path, files)), tuple(output.notes)
+    run.files, run.notes = tuple(map(Path, files)), (*output.notes, *(job.inputs.notes() if info else ()))
     run.upscale, run.encode = seconds, time.monotonic() - began
     return run
 

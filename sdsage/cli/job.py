@@ -1,7 +1,6 @@
 """From settings to the engine's parameter structs, field for field what sd-cli would fill in."""
 
 import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sdsage.enums import HiresUpscaler
 
 from .cache import BLOCK_MODES, cache_fields
+from .inputs import Inputs, input_files
 from .option import IMG, Kind
 from .options import UPSCALERS, of_verb
 from .pictures import load_pictures
@@ -28,15 +28,17 @@ class Job:
     """One generation, ready to run.
 
     Attributes:
-        seed: the real one; a negative request has been drawn.
+        seeds: the real ones, one for each picture or video; a negative request has been drawn.
         loras: what the tags of the prompt named.
+        inputs: the files that the result is made from.
     """
 
     settings: Settings
     ctx: "SdCtxParams"
     gen: "SdImgGenParams | SdVidGenParams"
-    seed: int
+    seeds: tuple[int, ...]
     loras: list[Lora]
+    inputs: Inputs
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,13 @@ def resolve(settings: Settings) -> Resolved:
             "text encoder and --vae, or --preset NAME"
         )
     check_type_rules(settings["tensor_type_rules"], problems)
-    prompt, loras = extract_loras(settings["prompt"], settings["lora_model_dir"], problems)
+    prompt, loras = extract_loras(
+        settings["prompt"], settings["lora_model_dir"], problems, settings.located.get("lora_model_dir", {})
+    )
     _check_loras(loras, settings)
     cache = cache_fields(settings["cache_mode"], settings["cache_option"], problems)
     upscaler, model = _hires_upscaler(settings) if settings["hires"] else ("Latent", None)
     embeddings = find_embeddings(settings)
-    if settings.verb == IMG and settings["batch_count"] + settings["seed"] > 2**63 - 1:
-        problems.add(f"--seed {settings['seed']} is too large: seed + pictures must stay below 2^63")
     return Resolved(prompt, loras, cache, embeddings, upscaler, model)
 
 
@@ -78,7 +80,8 @@ def check_inputs(settings: Settings) -> None:
         if option.key in ("output", "preview_path", "config") or not value or value == option.default:
             continue
         if option.kind is Kind.FOLDER:
-            check_folder(option.name, value, settings.problems)
+            for path in value if option.many else (value,):
+                check_folder(option.name, path, settings.problems)
         elif option.kind is Kind.FILE:
             for path in value if option.many else (value,):
                 check_file(option.name, path, settings.problems)
@@ -110,9 +113,9 @@ def _check_loras(loras: list[Lora], settings: Settings) -> None:
 def find_embeddings(settings: Settings) -> dict[str, str]:
     """Name -> path of the embeddings in --embd-dir, sorted by name; pickled ones only with --allow-pickle."""
     folder = settings["embd_dir"]
+    found = dict(settings.located.get("embd_dir", {}))
     if not folder or not os.path.isdir(folder):
-        return {}
-    found = {}
+        return found
     for path in sorted(Path(folder).iterdir()):
         if path.suffix not in _EMBEDDING_SUFFIXES or not path.is_file():
             continue
@@ -129,6 +132,8 @@ def _hires_upscaler(settings: Settings) -> tuple[str, str | None]:
     for known in UPSCALERS:
         if name.casefold() == known.casefold():
             return known, None
+    if name in settings.located.get("hires_upscalers_dir", {}):
+        return "Model", settings.located["hires_upscalers_dir"][name]
     folder, problems = settings["hires_upscalers_dir"], settings.problems
     builtin = ", ".join(UPSCALERS)
     if not folder:
@@ -146,8 +151,8 @@ def _hires_upscaler(settings: Settings) -> tuple[str, str | None]:
     return "Model", None
 
 
-def build(settings: Settings, resolved: Resolved) -> Job:
-    """Reads the input pictures and fills the structs."""
+def build(settings: Settings, resolved: Resolved, seeds: tuple[int, ...]) -> Job:
+    """Reads the input pictures and fills the structs, for the first seed."""
     from sdsage.params import SdCtxParams, SdEmbedding, SdImgGenParams, SdLora, SdVidGenParams
 
     pictures = load_pictures(settings)
@@ -164,8 +169,7 @@ def build(settings: Settings, resolved: Resolved) -> Job:
 
     _fill_context(ctx, settings, resolved, pictures.encodes)
     ctx.embeddings = [SdEmbedding(name=name, path=path) for name, path in resolved.embeddings.items()]
-    seed = settings["seed"] if settings["seed"] >= 0 else secrets.randbits(31)
-    gen.prompt, gen.seed, gen.width, gen.height = resolved.prompt, seed, pictures.width, pictures.height
+    gen.prompt, gen.seed, gen.width, gen.height = resolved.prompt, seeds[0], pictures.width, pictures.height
     gen.loras = [SdLora(lora.path, lora.multiplier, lora.is_high_noise) for lora in resolved.loras]
     for path, value in pictures.fields.items():
         set_path(gen, path, value)
@@ -176,11 +180,13 @@ def build(settings: Settings, resolved: Resolved) -> Job:
     if isinstance(gen, SdVidGenParams):
         steps = settings["high_noise_steps"]
         gen.high_noise_sample_params.sample_steps = steps if steps > 0 else -1
-    elif settings["hires"]:
+    elif settings["seeds"]:
+        gen.batch_count = 1
+    if isinstance(gen, SdImgGenParams) and settings["hires"]:
         gen.hires.enabled = resolved.hires_upscaler != "None"
         gen.hires.upscaler = HiresUpscaler.parse(resolved.hires_upscaler)
         gen.hires.model_path = resolved.hires_model
-    return Job(settings, ctx, gen, seed, resolved.loras)
+    return Job(settings, ctx, gen, seeds, resolved.loras, input_files(settings, resolved))
 
 
 def set_path(root: object, path: str, value: Any) -> None:

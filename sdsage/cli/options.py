@@ -162,7 +162,10 @@ _PER_EXPERT = (
 
 _SAMPLING = (
     Option("--seed", "Seed of the random numbers; a negative one is drawn, shown and recorded, and picture i of a "
-           "batch has seed + i", Panel.SAMPLING, INT, default=42, short="-s", low=-(2**63), high=2**63 - 1),
+           "batch has seed + i", Panel.SAMPLING, INT, default=42, short="-s", low=-(2**63), high=2**63 - 1,
+           beaten_by=("--seeds",)),
+    Option("--seeds", "Seeds such as 1,5,9: a picture or a video for each, with the model loaded once", Panel.SAMPLING,
+           Kind.INTS, default=(), default_text="--seed", unit="whole numbers", low=0, high=2**63 - 1, record=False),
     Option("--steps", "Sampling steps; with two experts, those of the low-noise one", Panel.SAMPLING, INT, default=20,
            unit="steps", low=1, high=MAX_STEPS, target="gen.sample_params.sample_steps", beaten_by=("--sigmas",)),
     *_PER_EXPERT,
@@ -222,8 +225,9 @@ _SIZE = (
            default=1, unit="frames", low=1, high=MAX_FRAMES, target="vid.video_frames", only=VID),
     Option("--fps", "Speed at which the video is played", Panel.SIZE, INT, default=16, unit="frames per second", low=1,
            high=1000, only=VID),
-    Option("--batch-count", "Pictures to make, one after the other", Panel.SIZE, INT, default=1, short="-b",
-           unit="pictures", low=1, high=1000, target="img.batch_count", only=IMG),
+    Option("--batch-count", "Pictures or videos to make, one after the other, the next one always with the next seed",
+           Panel.SIZE, INT, default=1, short="-b", unit="pictures or videos", low=1, high=1000,
+           target="img.batch_count", beaten_by=("--seeds",), record=False),
 )  # fmt: skip
 
 _MEMORY = (
@@ -324,14 +328,15 @@ _PREVIEW = (
 
 _OUTPUT = (
     Option("--output", "File to write, whose extension says what it is: .mp4, .webm, .gif, .webp for a video, .png, "
-           ".jpg, .webp for pictures; frame_%04d.png writes numbered pictures", Panel.OUTPUT, FILE, short="-o",
+           ".jpg, .webp for pictures; frame_%04d.png writes numbered pictures; {seed}, {index}, {prompt} and {date} "
+           "are filled in", Panel.OUTPUT, FILE, short="-o",
            default_text="output.mp4 for a video, output.png for pictures, output.gguf for convert", verbs=RUNS,
            record=False),
     Option("--output-begin-idx", "First number of numbered files", Panel.OUTPUT, INT, default=-1, default_text="0",
            low=0, high=999999, record=False),
     Option("--overwrite", "Replace files that exist", Panel.OUTPUT, SWITCH, verbs=RUNS, record=False),
     Option("--disable-image-metadata", "Leave prompt and settings out of the files", Panel.OUTPUT, SWITCH,
-           record=False),
+           aliases=("--no-metadata",), record=False),
 )  # fmt: skip
 
 _RUN = (
@@ -340,6 +345,14 @@ _RUN = (
     Option("--preset", "Model files and settings under one name; --config and other options win over it", Panel.RUN,
            unit="preset", record=False),
     Option("--config", "TOML file of options, such as cfg_scale = 5.0; other options win over it", Panel.RUN, FILE,
+           record=False),
+    Option("--from-file", "Repeat what made this picture or video: its settings and seed; other options win over it",
+           Panel.RUN, FILE, aliases=("--from",), record=False),
+    Option("--model-dir", "Folder in which --from looks for the files that were used, by name and hash, folders below "
+           "included", Panel.RUN, FOLDER, many=True, default=(),
+           default_text="the current folder and that of the --from file, which are always looked at last",
+           needs=("--from-file",), record=False),
+    Option("--ignore-hashes", "Take files for --from by their name alone", Panel.RUN, SWITCH, needs=("--from-file",),
            record=False),
     Option("--device", "Device to run on, as 'sdsage devices' names it", Panel.RUN, unit="device",
            default_text="the first GPU, else cpu", verbs=GENERATE | {UPSCALE}, record=False),

@@ -1,13 +1,17 @@
 """What is written down about a run: the metadata inside the files, and the summary."""
 
+import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .job import Job
 from .option import IMG, Kind
 from .options import of_verb
+from .prompt import shown_prompt
+from .settings import is_idle
 
 if TYPE_CHECKING:
     from sdsage import Attention, Timings
@@ -32,7 +36,7 @@ class Run:
     size: tuple[int, int]
     stored: tuple[int, int]
     frames: int
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...]  # of the pictures, or of the one video
     timings: "Timings"
     adjusted: tuple[str, ...]
     attention: "tuple[Attention, ...]"
@@ -47,23 +51,31 @@ def recorded_options(job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for option in of_verb(job.settings.verb):
         value = job.settings[option.key]
-        idle = option.only not in (None, job.settings.verb) or (
-            option.needs and not any(map(job.settings.is_set, option.needs))
-        )
-        if not option.record or idle or value in (None, False, "", ()):
+        empty = value is None or value is False or value in ("", ())
+        default = False if option.kind is Kind.SWITCH else option.default
+        if not option.record or is_idle(option, job.settings) or (empty and value == default):
             continue
         if option.kind is Kind.FILE:
             value = [os.path.basename(p) for p in value] if option.many else os.path.basename(value)
-        elif option.kind is Kind.FOLDER:
+        elif option.kind is Kind.FOLDER and value:  # an empty one says that nothing is looked up
             continue
         found[option.key] = list(value) if isinstance(value, tuple) else value
-    return found
+    return found | {"prompt": shown_prompt(job.settings["prompt"]), "width": job.gen.width, "height": job.gen.height}
+
+
+def engine() -> dict[str, Any]:
+    """Version, source pin, compiler and CUDA toolkit of the native library."""
+    from sdsage import _ffi
+
+    info: dict[str, Any] = json.loads(_ffi.text(_ffi.lib.sdsage_build_info()))
+    return info
 
 
 def metadata(run: Run) -> "list[Metadata] | Metadata":
     """For a video one record, for pictures one each, with its own seed."""
     from sdsage.media import Metadata
 
+    run.job.inputs.finish_hashing()
     records = [Metadata(_text(run, seed), _data(run, seed)) for seed in run.seeds]
     return records if run.job.settings.verb == IMG else records[0]
 
@@ -80,6 +92,9 @@ def _data(run: Run, seed: int) -> dict[str, Any]:
         "width": run.size[0],
         "height": run.size[1],
         "options": {**recorded_options(run.job), "seed": seed},
+        "preset": settings["preset"],
+        "files": run.job.inputs.described(),
+        "engine": engine(),
         "loras": [
             {
                 "name": os.path.basename(lora.path),
@@ -106,6 +121,7 @@ def _text(run: Run, seed: int) -> str:
     video = s.verb != IMG
     sampler = " ".join(filter(None, (s["sampling_method"], s["scheduler"] if not s["sigmas"] else None)))
     model = s["model"] or s["diffusion_model"]
+    digest = run.job.inputs.hash_of(model)
     fields: dict[str, object] = {
         "Steps": s["steps"],
         "High-noise steps": s["high_noise_steps"] if video and s["high_noise_diffusion_model"] else None,
@@ -120,10 +136,45 @@ def _text(run: Run, seed: int) -> str:
         "Clip skip": s["clip_skip"] if s["clip_skip"] > 0 else None,
         "Denoising strength": s["strength"] if s["init_img"] and not video else None,
         "Model": os.path.basename(model),
+        "Model hash": digest[:10] if digest else None,
         "VAE": os.path.basename(s["vae"]) if s["vae"] else None,
         "Version": f"sdsage {__version__}",
     }
-    return parameters_text(s["prompt"], s["negative_prompt"], fields)
+    return parameters_text(shown_prompt(s["prompt"]), s["negative_prompt"], fields)
+
+
+def merged(runs: Sequence[Run]) -> Run:
+    """Several runs of one job as one, for the summary: times and counts are sums, `frames` is that of one video."""
+    from sdsage import Attention, Timings
+
+    if len(runs) == 1:
+        return runs[0]
+    names = ("encode_text", "encode_image", "sample", "decode", "total")
+    times = {name: sum(getattr(run.timings, name) for run in runs) for name in names}
+    steps = tuple(step for run in runs for step in run.timings.steps)
+    calls: dict[tuple[str, str, str], int] = {}
+    for entry in (entry for run in runs for entry in run.attention):
+        key = entry.module, entry.kernel, entry.why
+        calls[key] = calls.get(key, 0) + entry.calls
+    return replace(
+        runs[0],
+        frames=sum(run.frames for run in runs) if runs[0].job.settings.verb == IMG else runs[0].frames,
+        seeds=tuple(seed for run in runs for seed in run.seeds),
+        timings=Timings(load=runs[0].timings.load, steps=steps, **times),
+        adjusted=tuple(dict.fromkeys(sentence for run in runs for sentence in run.adjusted)),
+        attention=tuple(Attention(module, kernel, n, why) for (module, kernel, why), n in calls.items()),
+        files=tuple(path for run in runs for path in run.files),
+        notes=tuple(dict.fromkeys(sentence for run in runs for sentence in run.notes)),
+        upscale=sum(run.upscale for run in runs),
+        encode=sum(run.encode for run in runs),
+    )
+
+
+def results(run: Run) -> list[dict[str, Any]]:
+    """Each picture or video with its seed and its files."""
+    share = len(run.files) // len(run.seeds)  # files of one result: its frames, or itself
+    files = [str(path) for path in run.files]
+    return [{"seed": seed, "files": files[i * share : (i + 1) * share]} for i, seed in enumerate(run.seeds)]
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -143,6 +194,7 @@ def summary(run: Run) -> dict[str, Any]:
         "verb": run.job.settings.verb,
         "files": [str(path) for path in run.files],
         "seeds": list(run.seeds),
+        "results": results(run),
         "width": run.stored[0],
         "height": run.stored[1],
         "frames": run.frames,
@@ -152,7 +204,7 @@ def summary(run: Run) -> dict[str, Any]:
         "adjusted": list(run.adjusted),
         "attention": [asdict(a) for a in run.attention],
         "notes": list(run.notes),
-        "options": recorded_options(run.job) | {"seed": run.job.seed},
+        "options": recorded_options(run.job) | {"seed": run.job.seeds[0]},
     }
 
 
@@ -191,7 +243,8 @@ def summary_lines(values: dict[str, Any]) -> list[str]:
     name = files[0] if len(files) == 1 else f"{files[0]} ... {files[-1]} ({len(files)} files)"
     rows.append(("file", f"{name} ({what})"))
     seeds = values["seeds"]
-    rows.append(("seed", str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} ... {seeds[-1]}"))
+    in_turn = list(range(seeds[0], seeds[0] + len(seeds))) == seeds
+    rows.append(("seed", f"{seeds[0]} ... {seeds[-1]}" if in_turn and seeds[1:] else ", ".join(map(str, seeds))))
     rows += [("attention", sentence) for sentence in attention_lines(values["attention"])]
     rows += [("changed", sentence) for sentence in values["adjusted"]]
     rows += [("note", sentence) for sentence in values["notes"]]

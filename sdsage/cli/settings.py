@@ -1,4 +1,4 @@
-"""The settings of one run: preset < config file < command line, each value checked, each problem gathered."""
+"""The settings of one run: --from < preset < config file < command line, each value checked, each problem gathered."""
 
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +18,8 @@ from .values import Problems, parse
 if TYPE_CHECKING:
     from sdsage import Worker
 
+    from .repeat import Recorded
+
 
 @dataclass
 class Settings:
@@ -27,6 +29,8 @@ class Settings:
         values: by option key; the default where nothing was given.
         given: keys that the user gave, on the command line or in the config file (a preset does not count).
         warnings: sentences to show before the run.
+        recorded: what --from brought in.
+        located: files that --from found, by the option of the folder where they would be looked up, then by name.
         problems: what is wrong; the caller adds its own and then calls `problems.stop_if_any()`.
         worker: the process that runs the engine, inside `engine.engine`.
     """
@@ -36,6 +40,8 @@ class Settings:
     given: set[str]
     warnings: list[str] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
+    recorded: "Recorded | None" = None
+    located: dict[str, dict[str, str]] = field(default_factory=dict)
     worker: "Worker | None" = None
 
     def __getitem__(self, key: str) -> Any:
@@ -59,8 +65,17 @@ def merge(verb: str, raw: Mapping[str, Any]) -> Settings:
     config = _read_config(given["config"], verb, settings.problems) if given.get("config") else {}
     quiet = bool(given.get("quiet", config.get("quiet")))
     preset = _read_preset(given.get("preset", config.get("preset")), verb, settings.problems, quiet)
-    in_config = f" (in {given.get('config')})"
-    for values, where in ((preset, " (in the preset)"), (config, in_config), (given, "")):
+    settings.recorded = _read_recorded(
+        given.get("from_file", config.get("from_file")), verb, {*preset, *config, *given}
+    )
+    recorded = settings.recorded.options if settings.recorded else {}
+    in_file, in_config = f" (in {given.get('from_file')})", f" (in {given.get('config')})"
+    for values, where in (
+        (recorded, in_file),
+        (preset, " (in the preset)"),
+        (config, in_config),
+        (given, ""),
+    ):
         for key, value in values.items():
             try:
                 settings.values[key] = parse(by_key()[key], value, where)
@@ -132,6 +147,14 @@ def _read_preset(name: Any, verb: str, problems: Problems, quiet: bool) -> dict[
     return _checked_keys(preset.options, f"--preset {name}", verb, problems)
 
 
+def _read_recorded(path: Any, verb: str, overridden: set[str]) -> "Recorded | None":
+    if path is None:
+        return None
+    from .repeat import read_recorded
+
+    return read_recorded(str(path), verb, overridden)
+
+
 def _checked_keys(table: Mapping[str, Any], source: str, verb: str, problems: Problems) -> dict[str, Any]:
     options = {o.key: o for o in of_verb(verb)}
     aliases = {_key(alias): o.key for o in of_verb(verb) for alias in o.aliases}
@@ -157,6 +180,12 @@ def without_effect(settings: Settings) -> list[str]:
             if reason:
                 found.append(f"{option.name} has no effect {reason}")
     return found
+
+
+def is_idle(option: Option, settings: Settings) -> bool:
+    """Whether the option can't have an effect, so that it is not recorded."""
+    needs = option.needs and not any(map(settings.is_set, option.needs))
+    return bool(needs) or option.only not in (None, settings.verb)
 
 
 def _why_idle(option: Option, settings: Settings) -> str:
@@ -190,8 +219,9 @@ def _boundary(s: Settings) -> str:
 
 
 def _begin_index(s: Settings) -> str:
-    numbered = "%" in (s["output"] or "") or (s.verb == "img-gen" and s["batch_count"] > 1)
-    return "" if numbered else "on a single file: name one with %d, or ask for several pictures"
+    numbered = any(word in (s["output"] or "") for word in ("%", "{index}"))
+    several = s["batch_count"] > 1 or len(s["seeds"]) > 1
+    return "" if numbered or several else "on a single file: name one with %d, or ask for several results"
 
 
 def _scm(s: Settings) -> str:

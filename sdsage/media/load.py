@@ -54,6 +54,11 @@ def load_images_dir(
     Subfolders and files of other kinds are left out; `limit` > 0 stops after that many.
     Raises BadRequest when the folder is missing or holds no image.
     """
+    return [load_image(p, size=size) for p in image_files(path, limit)]
+
+
+def image_files(path: str | os.PathLike[str], limit: int = 0) -> list[Path]:
+    """The files that `load_images_dir` reads, in its order. Raises BadRequest as it does."""
     folder = Path(path)
     if not folder.is_dir():
         raise BadRequest(f"{folder} is not a folder: name a folder that holds {', '.join(SUFFIXES)} files")
@@ -61,7 +66,7 @@ def load_images_dir(
     if not files:
         raise BadRequest(f"{folder} holds no image: it needs {', '.join(SUFFIXES)} files")
     files.sort(key=lambda p: os.fsencode(p.name))
-    return [load_image(p, size=size) for p in (files[:limit] if limit > 0 else files)]
+    return files[:limit] if limit > 0 else files
 
 
 def _decode(path: Path, channels: Literal[1, 3]) -> NDArray[np.uint8]:

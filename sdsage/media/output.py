@@ -3,8 +3,9 @@
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ class Output:
         clip: all frames go into one moving file; otherwise each frame gets its own.
         overwrite: existing files are replaced.
         begin_index: index of the first numbered file.
+        template: what the names are made from, see `sdsage.media.naming`.
+        fields: what the template's fields stand for, one for all files or one for each.
         notes: one sentence for each way in which the last written file differs from what was given.
     """
 
@@ -37,12 +40,19 @@ class Output:
     clip: bool
     overwrite: bool
     begin_index: int
+    template: str
+    fields: tuple[Mapping[str, str], ...]
     notes: list[str] = field(default_factory=list)
 
     def paths(self, count: int) -> list[Path]:
         """Files that `count` frames make."""
-        names = [self.path] if self.clip else naming.file_names(self.path, count, self.begin_index)
-        return [Path(name) for name in names]
+        if self.clip:
+            return [Path(naming.fill(self.template, None, self.fields[0]))]
+        return [Path(name) for name in naming.file_names(self.template, count, self.begin_index, self.fields)]
+
+    def part(self, first: int, count: int) -> "Output":
+        """The place of `count` pictures out of all, from number `first` on."""
+        return replace(self, begin_index=self.begin_index + first, fields=self.fields[first : first + count], notes=[])
 
     def write(
         self,
@@ -62,6 +72,7 @@ class Output:
         """
         _check_frames(frames, fps)
         paths = self.paths(len(frames))
+        _check_distinct(self.path, paths)
         infos = _one_each(metadata, len(paths))
         self.notes = list(self._differences(frames, fps))
         targets = [Path(os.path.realpath(path)) for path in paths]  # through a link, as plain writing would
@@ -121,12 +132,16 @@ def plan_output(
     count: int,
     overwrite: bool = False,
     begin_index: int | None = None,
+    fields: Sequence[Mapping[str, str]] | None = None,
 ) -> Output:
     """Judge an output name for `count` images, or frames of a video; creates nothing.
 
     A video goes to .mp4, .webm, .gif or .webp, or with a pattern such as frame_%04d.png to one image per
     frame; a single frame also to an image name. Images go to .png, .jpg or .webp; several images under a
     plain name become name_0.png, name_1.png. Indices start at `begin_index` (negative or None: 0).
+
+    With `fields` (one for a video, one for each image) the name may hold {seed}, {prompt} and the like, each of which
+    the fields give; without, braces are braces. An image that has no "index" gets its number.
 
     Raises OutputError (BadRequest) for a name, folder or container that can't be used and, unless
     `overwrite`, for files that exist already; MissingExtra when the container needs PyAV and there is none.
@@ -136,8 +151,15 @@ def plan_output(
         raise BadRequest(f"{count} frames can't be written: at least 1 is needed")
     suffix = _check_name(name, is_video=video, count=count)
     clip = video and not naming.is_pattern(name) and suffix in CLIP_SUFFIXES
-    output = Output(name, suffix, clip, overwrite, max(begin_index or 0, 0))
+    begin = max(begin_index or 0, 0)
+    template, given = (naming.literal(name), [{}] * (1 if video else count)) if fields is None else (name, fields)
+    named = naming.fields_of(template)
+    if not clip and count > 1 and not named & {"index", "seed"} and not naming.is_pattern(name):
+        template = naming.numbered(template)
+    each = tuple({"index": str(begin + i), **f} for i, f in enumerate(given))
+    output = Output(name, suffix, clip, overwrite, begin, template, each)
     targets = output.paths(count)
+    _check_distinct(name, targets)
     try:
         for folder in dict.fromkeys(Path(os.path.realpath(target)).parent for target in targets):
             _check_folder(folder)
@@ -190,6 +212,14 @@ def _check_folder(folder: Path) -> None:
         raise OutputError(f"output folder {str(folder)!r} can't be made: {str(present)!r} is a file")
     if not os.access(present, os.W_OK | os.X_OK):
         raise OutputError(f"output folder {str(present)!r} is not writable: choose another or change its permissions")
+
+
+def _check_distinct(name: str, targets: Sequence[Path]) -> None:
+    for target, times in Counter(targets).items():
+        if times > 1:
+            raise OutputError(
+                f"output {name!r} gives {times} results the name {str(target)!r}: put {{index}} into it to number them"
+            )
 
 
 def _check_existing(targets: Sequence[Path], overwrite: bool) -> None:

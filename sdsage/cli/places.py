@@ -1,0 +1,73 @@
+"""Where the results of a run go, judged before any work."""
+
+import time
+from typing import TYPE_CHECKING
+
+from sdsage._bounds import aligned_frames
+from sdsage.errors import BadRequest, OutputError
+
+from .option import IMG
+from .seeds import parts
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from sdsage.media import Output
+
+DEFAULT_OUTPUT = {"vid-gen": "output.mp4", "img-gen": "output.png"}
+
+
+def plan(settings: Settings, prompt: str, seeds: tuple[int, ...]) -> "list[Output]":
+    """The place of each part of the run; what is wrong with one becomes one of the settings' problems.
+
+    Args:
+        prompt: for {prompt}.
+
+    Raises:
+        MissingExtra: the container needs PyAV, which is not installed.
+    """
+    from sdsage.media import plan_output
+
+    date = time.strftime("%Y-%m-%d")
+    fields = [{"seed": str(seed), "prompt": prompt, "date": date} for seed in seeds]
+    name = settings["output"] or DEFAULT_OUTPUT[settings.verb]
+    begin = max(settings["output_begin_idx"], 0)
+    try:
+        if settings.verb != IMG:
+            return _videos(name, fields, begin, settings)
+        whole = plan_output(
+            name,
+            video=False,
+            count=len(seeds),
+            overwrite=settings["overwrite"],
+            begin_index=begin,
+            fields=fields,
+        )
+        return [whole.part(part.first, part.count) for part in parts(settings, seeds)]
+    except BadRequest as error:
+        settings.problems.add(str(error))
+        return []
+
+
+def _videos(name: str, fields: list[dict[str, str]], begin: int, settings: Settings) -> "list[Output]":
+    """One place for each video. Its number is {index}; %d counts the frames inside one video."""
+    from sdsage.media import naming, plan_output
+
+    frames = aligned_frames(settings["video_frames"])
+    several = len(fields) > 1 and not naming.is_pattern(name) and not naming.fields_of(name) & {"index", "seed"}
+    template = naming.numbered(name) if several else name
+    places = [
+        plan_output(
+            template,
+            video=True,
+            count=frames,
+            overwrite=settings["overwrite"],
+            begin_index=begin,
+            fields=[{"index": str(begin + i), **field}],
+        )
+        for i, field in enumerate(fields)
+    ]
+    if len({place.paths(frames)[0] for place in places}) < len(places):
+        raise OutputError(
+            f"output {name!r} gives {len(places)} videos the same names: put {{index}} or {{seed}} into it"
+        )
+    return places
