@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import re
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from sdsage.errors import BadRequest, MissingExtra
-from sdsage.media import Metadata, parameters_text, plan_output, read_metadata
+from sdsage.media import Metadata, parameters_text, plan_output, read_metadata, xmp
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
 STILLS = ["out.png", "out.jpg", "out.webp"]
@@ -85,6 +87,59 @@ def test_exif_user_comment_that_other_programs_read(tmp_path: Path, name: str) -
         exif = image.getexif()
     assert exif.get_ifd(0x8769)[0x9286] == b"UNICODE\0" + RICH.parameters.encode("utf-16-be")
     assert exif.endian == ">"
+
+
+def xmp_of(path: Path) -> ET.Element:
+    with Image.open(path) as image:
+        return ET.fromstring(image.info["xmp"].decode("utf-8"))
+
+
+@pytest.mark.parametrize("name", ["out.jpg", "out.webp", "clip.webp"])
+def test_xmp_that_other_programs_read(tmp_path: Path, name: str) -> None:
+    control = Metadata("a\0cat\x1b <&>\ud800\ufffe", {"x": "\0"})
+    root = xmp_of(write(tmp_path / name, RICH))
+    texts = [e.text for e in root.iter("{http://www.w3.org/1999/02/22-rdf-syntax-ns#}li")]
+    assert texts == [RICH.parameters]
+    root = xmp_of(write(tmp_path / name, control))
+    assert [e.text for e in root.iter("{http://www.w3.org/1999/02/22-rdf-syntax-ns#}li")] == ["acat <&>"]
+
+
+@pytest.mark.parametrize("name", ["out.jpg", "out.webp"])
+def test_xmp_alone_is_enough(tmp_path: Path, name: str) -> None:
+    """What is left when an editor drops comments and EXIF, and writes elements as attributes."""
+    with Image.open(write(tmp_path / name, RICH)) as image:
+        packet = image.info["xmp"]
+        image.save(tmp_path / f"edited {name}", xmp=packet)
+    assert read_metadata(tmp_path / f"edited {name}") == RICH
+    attribute = re.sub(
+        rb'xmp:CreatorTool="sdsage">(.*)<sdsage:json>(.*)</sdsage:json>',
+        lambda m: b"sdsage:json='" + m[2].replace(b"'", b"&apos;") + b"'>" + m[1],
+        packet,
+        flags=re.DOTALL,
+    )
+    assert b"sdsage:json='" in attribute
+    with Image.open(tmp_path / name) as image:
+        image.save(tmp_path / f"edited {name}", xmp=attribute)
+    assert read_metadata(tmp_path / f"edited {name}") == RICH
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [b"", b"<", b"<a>", b"\xff\xfe", b"<x/>" * 2, b'<!DOCTYPE x [<!ENTITY a "b">]><x>&a;</x>', b"<x/>" + b"\0" * 9],
+)
+def test_xmp_of_any_kind_is_harmless(packet: bytes) -> None:
+    assert xmp.json_of(packet) == ""
+
+
+def test_text_longer_than_a_jpeg_segment_is_still_whole(tmp_path: Path) -> None:
+    """XMP has one segment only: without room for the JSON it holds the text, and without that it is left out."""
+    for metadata, has_xmp in ((Metadata("a cat", {"x": "y" * 66_000}), True), (HUGE, False)):
+        path = write(tmp_path / "out.jpg", metadata)
+        assert read_metadata(path) == metadata
+        with Image.open(path) as image:
+            packet = image.info.get("xmp", b"")
+        assert (b"a cat" in packet) is has_xmp
+        assert b"sdsage:json" not in packet
 
 
 @pytest.mark.parametrize("name", ["clip.mp4", "clip.webm"])

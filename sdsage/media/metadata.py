@@ -4,8 +4,9 @@ Every container carries one JSON object {"parameters": text, "sdsage": data}. It
 comment, a JPEG comment and an EXIF description know no other encoding; JSON escapes bring any text through.
 
   PNG          text chunk "sdsage"; the readable text also in "parameters"
-  JPEG         COM segments that begin with "sdsage:" (one holds 64 kB); the text also in the EXIF UserComment
-  WebP         EXIF ImageDescription; the text also in the EXIF UserComment
+  JPEG         COM segments that begin with "sdsage:" (one holds 64 kB); the text also in the EXIF UserComment, and
+               both in XMP as far as they fit into one segment
+  WebP         EXIF ImageDescription; the text also in the EXIF UserComment, and both in XMP
   GIF          comment block
   MP4, WebM    container tag "comment"
 """
@@ -21,6 +22,7 @@ from PIL import Image, PngImagePlugin, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from sdsage.errors import BadRequest
+from sdsage.media import xmp
 
 _DESCRIPTION, _EXIF_IFD, _USER_COMMENT = 0x010E, 0x8769, 0x9286
 _UNICODE = b"UNICODE\0"  # EXIF's name for UTF-16 in the byte order of the file
@@ -99,17 +101,30 @@ def _exif(text: str, description: str | None) -> bytes:
     return exif.tobytes()
 
 
-def with_jpeg_comments(jpeg: bytes, metadata: Metadata) -> bytes:
-    """A JPEG file's bytes with the JSON put behind the last of its leading APP segments."""
+def webp_xmp(metadata: Metadata) -> bytes:
+    """XMP packet for Pillow's WebP writer."""
+    return xmp.packet(metadata.parameters, metadata.to_json())
+
+
+def _jpeg_xmp(metadata: Metadata) -> bytes:
+    """The body of an XMP segment: text and JSON, or the text alone, or nothing, whatever fits."""
+    for json_text in (metadata.to_json(), None):
+        body = xmp.JPEG_HEADER + xmp.packet(metadata.parameters, json_text)
+        if len(body) <= _JPEG_SEGMENT:
+            return body
+    return b""
+
+
+def with_jpeg_segments(jpeg: bytes, metadata: Metadata) -> bytes:
+    """A JPEG file's bytes with XMP and the JSON put behind the last of its leading APP segments."""
     at = 2  # behind the start-of-image marker
     while jpeg[at] == 0xFF and 0xE0 <= jpeg[at + 1] <= 0xEF:
         at += 2 + int.from_bytes(jpeg[at + 2 : at + 4])
     body = metadata.to_json().encode("ascii")
     step = _JPEG_SEGMENT - len(_JPEG_PREFIX)
-    segments = b""
-    for begin in range(0, len(body), step):
-        chunk = _JPEG_PREFIX + body[begin : begin + step]
-        segments += b"\xff\xfe" + (len(chunk) + 2).to_bytes(2) + chunk
+    chunks = [(b"\xff\xe1", packet)] if (packet := _jpeg_xmp(metadata)) else []
+    chunks += [(b"\xff\xfe", _JPEG_PREFIX + body[begin : begin + step]) for begin in range(0, len(body), step)]
+    segments = b"".join(marker + (len(chunk) + 2).to_bytes(2) + chunk for marker, chunk in chunks)
     return jpeg[:at] + segments + jpeg[at:]
 
 
@@ -122,18 +137,19 @@ def read_metadata(path: str | os.PathLike[str]) -> Metadata | None:
     file = Path(path)
     try:
         with Image.open(file) as image:
-            embedded, readable = _embedded(image), _readable_text(image)
+            places, readable = [_embedded(image), xmp.json_of(_xmp_packet(image))], _readable_text(image)
     except UnidentifiedImageError:
-        embedded, readable = _video_comment(file), ""
+        places, readable = [_video_comment(file)], ""
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadRequest(f"{file} can't be read: {error}") from error
-    try:
-        value = json.loads(embedded)
-    except ValueError:
-        value = None  # nothing there, or the comment of another program
-    match value:
-        case {"parameters": str(parameters), "sdsage": dict(data)}:
-            return Metadata(parameters, data)
+    for embedded in places:
+        try:
+            value = json.loads(embedded)
+        except (ValueError, RecursionError):
+            continue  # nothing there, or the comment of another program
+        match value:
+            case {"parameters": str(parameters), "sdsage": dict(data)}:
+                return Metadata(parameters, data)
     return Metadata(readable) if readable else None
 
 
@@ -148,6 +164,14 @@ def _embedded(image: Image.Image) -> str:
     if image.format == "WEBP":
         return str(image.getexif().get(_DESCRIPTION, ""))
     return str(image.info.get("sdsage", ""))
+
+
+def _xmp_packet(image: Image.Image) -> bytes:
+    if isinstance(image, JpegImageFile):
+        parts = [body for name, body in image.applist if name == "APP1" and body.startswith(xmp.JPEG_HEADER)]
+        return parts[0].removeprefix(xmp.JPEG_HEADER) if parts else b""
+    found = image.info.get("xmp", b"")
+    return found if isinstance(found, bytes) else b""
 
 
 def _readable_text(image: Image.Image) -> str:

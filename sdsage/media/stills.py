@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from sdsage.media.metadata import Metadata, jpeg_exif, png_text, webp_exif, with_jpeg_comments
+from sdsage.media.metadata import Metadata, jpeg_exif, png_text, webp_exif, webp_xmp, with_jpeg_segments
 
 STILL_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".jpe": "JPEG", ".webp": "WEBP"}
 QUALITY = 95  # JPEG without chroma subsampling, WebP: no visible loss
@@ -24,13 +24,14 @@ def write_still(path: Path, suffix: str, frame: NDArray[np.uint8], metadata: Met
         case "PNG":
             image.save(path, "PNG", pnginfo=png_text(metadata) if metadata else None)
         case "WEBP":
-            image.save(path, "WEBP", quality=QUALITY, exif=webp_exif(metadata) if metadata else b"")
+            more = {"exif": webp_exif(metadata), "xmp": webp_xmp(metadata)} if metadata else {}
+            image.save(path, "WEBP", quality=QUALITY, **more)
         case "JPEG":
             buffer = io.BytesIO()
             exif = jpeg_exif(metadata) if metadata else b""
             image.save(buffer, "JPEG", quality=QUALITY, subsampling=0, exif=exif)
             jpeg = buffer.getvalue()
-            path.write_bytes(with_jpeg_comments(jpeg, metadata) if metadata else jpeg)
+            path.write_bytes(with_jpeg_segments(jpeg, metadata) if metadata else jpeg)
 
 
 def frame_times(count: int, fps: int, unit: int) -> list[int]:
@@ -83,4 +84,5 @@ def write_webp_clip(path: Path, frames: NDArray[np.uint8], fps: int, metadata: M
         loop=0,
         quality=CLIP_QUALITY,
         exif=webp_exif(metadata) if metadata else b"",
+        xmp=webp_xmp(metadata) if metadata else b"",
     )
