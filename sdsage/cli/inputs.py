@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Folders whose pictures are all read, in the order of their names.
 PICTURE_FOLDERS = ("control_video", "pm_id_images_dir")
+# Folders in which files are looked up by a word.
+WORD_FOLDERS = ("lora_model_dir", "embd_dir", "hires_upscalers_dir")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """--from: the settings that a picture or video carries, and the files that they name."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 from sdsage.errors import BadRequest
 
 from .finding import DEEPEST, MOST_ENTRIES, Finder, WantedFile
-from .inputs import PICTURE_FOLDERS
-from .option import Kind
+from .inputs import PICTURE_FOLDERS, WORD_FOLDERS
+from .option import Kind, Option
 from .options import by_key, of_verb
 from .prompt import lora_names
 from .record import FORMAT
@@ -64,7 +64,10 @@ def read_recorded(path: str, verb: str, overridden: set[str]) -> Recorded:
     for key in options:
         if key not in known:
             raise BadRequest(f"--from {path} has {key!r}, which is not an option of {verb} in this version")
-    files = tuple(_files(path, data.get("files")))
+    for key, value in options.items():
+        if known[key].kind is Kind.FOLDER and value != "":
+            raise _damaged(path, f"{known[key].name} names a folder")
+    files = tuple(_files(path, data.get("files"), known))
     values = {key: value for key, value in options.items() if known[key].kind is not Kind.FILE}
     for key in options.keys() - values.keys() - {file.option for file in files}:
         raise _damaged(path, f"no file for {known[key].name}")
@@ -79,7 +82,7 @@ def _damaged(path: str, what: str) -> BadRequest:
     return BadRequest(f"--from {path} is damaged: {what}")
 
 
-def _files(path: str, entries: object) -> Iterator[WantedFile]:
+def _files(path: str, entries: object, known: Mapping[str, Option]) -> Iterator[WantedFile]:
     if not isinstance(entries, list):
         raise _damaged(path, "it has no list of files")
     words: dict[tuple[str, str], WantedFile] = {}
@@ -93,7 +96,9 @@ def _files(path: str, entries: object) -> Iterator[WantedFile]:
             }:
                 word = entry.get("word", "")
                 plain = name == os.path.basename(name) and name not in ("", ".", "..") and "\0" not in name
-                if option not in by_key() or not plain or not isinstance(word, str):
+                folder = option in WORD_FOLDERS or option in PICTURE_FOLDERS
+                fits = option in known and (folder or known[option].kind is Kind.FILE)
+                if not (plain and fits and isinstance(word, str) and bool(word) == (option in WORD_FOLDERS)):
                     raise _damaged(path, f"{entry} names no file")
             case _:
                 raise _damaged(path, f"{entry} names no file")

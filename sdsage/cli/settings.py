@@ -69,7 +69,8 @@ def merge(verb: str, raw: Mapping[str, Any]) -> Settings:
         given.get("from_file", config.get("from_file")), verb, {*preset, *config, *given}
     )
     recorded = settings.recorded.options if settings.recorded else {}
-    in_file, in_config = f" (in {given.get('from_file')})", f" (in {given.get('config')})"
+    in_file = f" (in {settings.recorded.path})" if settings.recorded else ""
+    in_config = f" (in {given.get('config')})"
     for values, where in (
         (recorded, in_file),
         (preset, " (in the preset)"),
