@@ -13,7 +13,7 @@ from tiny_cli import PICTURE, VIDEO, run
 from sdsage.cli.places import plan
 from sdsage.cli.settings import merge
 from sdsage.errors import BadRequest, OutputError
-from sdsage.media import naming, plan_output
+from sdsage.media import naming, output, plan_output
 
 RESERVED = ["CON", "prn", "Aux", "nul", "COM1", "lpt9", "com²", "CONIN$", "con.tar", "nul .x"]
 WORDS = st.sampled_from(
@@ -50,10 +50,10 @@ def test_a_prompt_stays_in_its_folder(prompt: str, folders: int) -> None:
 @given(prompt=ANY_TEXT)
 def test_any_prompt_makes_a_file(tmp_path_factory: pytest.TempPathFactory, prompt: str) -> None:
     folder = tmp_path_factory.mktemp("names")
-    output = plan_output(
+    place = plan_output(
         folder / "{prompt}" / "{prompt}_{index}.png", video=False, count=2, fields=[{"prompt": prompt}] * 2
     )
-    for path in output.paths(2):
+    for path in place.paths(2):
         path.parent.mkdir(exist_ok=True)
         path.touch()
     assert len(list(folder.rglob("*.png"))) == 2
@@ -111,9 +111,9 @@ def test_unknown_fields_are_refused() -> None:
         naming.fields_of("{index}_{Seed}.png")
 
 
-def names(verb: str, output: str, seeds: tuple[int, ...], **more: Any) -> list[str]:
+def names(verb: str, name: str, seeds: tuple[int, ...], **more: Any) -> list[str]:
     """What a run would write; raises what it would say."""
-    settings = merge(verb, {"output": output, "seeds": ",".join(map(str, seeds)), **more})
+    settings = merge(verb, {"output": name, "seeds": ",".join(map(str, seeds)), **more})
     places = plan(settings, "a cat", seeds)
     settings.problems.stop_if_any()
     frames = 5 if verb == "vid-gen" else 1
@@ -121,7 +121,7 @@ def names(verb: str, output: str, seeds: tuple[int, ...], **more: Any) -> list[s
 
 
 @pytest.mark.parametrize(
-    ("verb", "output", "expected"),
+    ("verb", "name", "expected"),
     [
         ("img-gen", "cat.png", ["cat_0.png", "cat_1.png"]),
         ("img-gen", "cat_%02d.png", ["cat_00.png", "cat_01.png"]),
@@ -134,15 +134,15 @@ def names(verb: str, output: str, seeds: tuple[int, ...], **more: Any) -> list[s
     ],
 )
 def test_names_of_several_results(
-    verb: str, output: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: str, name: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert names(verb, output, (9, 4), video_frames="5") == expected
+    assert names(verb, name, (9, 4), video_frames="5") == expected
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("verb", "output", "said"),
+    ("verb", "name", "said"),
     [
         ("vid-gen", "f_%02d.png", "gives 2 videos the same names: put {index} or {seed} into it"),
         ("vid-gen", "{date}_%02d.png", "gives 2 videos the same names"),
@@ -153,13 +153,29 @@ def test_names_of_several_results(
     ],
 )
 def test_collisions_are_judged_before_the_work(
-    verb: str, output: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: str, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("there_4.png").write_bytes(b"kept")
     with pytest.raises(BadRequest, match=re.escape(said)):
-        names(verb, output, (9, 4), video_frames="5")
+        names(verb, name, (9, 4), video_frames="5")
     assert os.listdir(tmp_path) == ["there_4.png"]
+
+
+def test_a_file_that_appears_at_the_last_moment_stays(tmp_path: Path) -> None:
+    part, target = tmp_path / ".part", tmp_path / "a.png"
+    for there in (False, True):
+        part.write_bytes(b"ours")
+        if there:
+            target.write_bytes(b"theirs")
+            with pytest.raises(OutputError, match="exists already"):
+                output._put(part, target, overwrite=False)
+            assert target.read_bytes() == b"theirs"
+            output._put(part, target, overwrite=True)
+        else:
+            output._put(part, target, overwrite=False)
+        assert target.read_bytes() == b"ours"
+        assert not part.exists()
 
 
 def test_index_begins_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,35 @@ ref_image = ["front.png", "side.png"]
 skip_layers = [7, 8, 9]
 ```
 
+## Seeds, names and repeating
+
+Every picture and every video has its own seed, which stands in the file and, with its file names, in `results` of
+`--json`. `-b 4` makes four pictures, or four videos one after the other, with `--seed` and the seeds that follow it;
+`--seeds 1,5,9` names them. The model is loaded once. Each video is written before the next one begins.
+
+| in `--output` | stands for |
+|---|---|
+| `%d`, `%04d` | the number of the picture; in a video that goes to pictures, the number of the frame |
+| `{index}` | the number of the picture or video |
+| `{seed}` | its seed |
+| `{prompt}` | the prompt without its LoRA tags, made a safe name of at most 80 bytes |
+| `{date}` | the day on which the run began, such as 2025-01-31 |
+
+`{{` and `}}` stand for braces. Several results under a plain name get `_0`, `_1`, ... before the extension. Names that
+would be the same, and files that exist, end the command before any work.
+
+Files carry their settings: PNG in text chunks, JPEG in comments, EXIF and XMP, WebP in EXIF and XMP, GIF in a comment,
+MP4 and WebM in the tag `comment`; each as one JSON object, PNG, JPEG and WebP also as the text that other image tools
+read. Models, LoRAs, embeddings and input pictures are recorded by name, size and SHA-256, never with folders. The hash
+is computed while the model is at work, once for each file, and remembered in the cache folder; one that is not ready
+when the run ends is left out, and a note says so. `--no-metadata` leaves all of it out.
+
+`sdsage vid-gen --from cat.mp4` repeats a run: settings and seed come from the file, and a preset, a config file and
+options win over them. Files are looked for in each `--model-dir`, then in the current folder and that of the `--from`
+file, folders below included; a renamed one is found by size and hash. One that is missing, or has another content, is
+an error that names it and its hash, unless its own option names another or `--ignore-hashes` is given. Pickles still
+need `--allow-pickle`. The same frames are to be expected from the same version on the same kind of device.
+
 """
 
 

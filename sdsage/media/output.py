@@ -86,7 +86,7 @@ class Output:
                 self._encode(parts[-1], frames if self.clip else frames[index], fps, infos[index])
             _check_existing(targets, self.overwrite)
             for part, target in zip(parts, targets, strict=True):
-                os.replace(part, target)
+                _put(part, target, self.overwrite)
         except BaseException as error:
             for part in parts:
                 part.unlink(missing_ok=True)
@@ -229,9 +229,26 @@ def _check_existing(targets: Sequence[Path], overwrite: bool) -> None:
         if not target.is_file():
             raise OutputError(f"output {str(target)!r} exists and is not a plain file: choose another name")
         if not overwrite:
-            raise OutputError(
-                f"output {str(target)!r} exists already: choose another name, or replace it (--overwrite)"
-            )
+            raise _taken(target)
+
+
+def _taken(target: Path) -> OutputError:
+    return OutputError(f"output {str(target)!r} exists already: choose another name, or replace it (--overwrite)")
+
+
+def _put(part: Path, target: Path, overwrite: bool) -> None:
+    """Gives a whole file its name; a file that another program wrote a moment ago stays, unless `overwrite`."""
+    if not overwrite:
+        try:
+            os.link(part, target)  # unlike renaming, it fails where a file is
+        except FileExistsError:
+            raise _taken(target) from None
+        except OSError:
+            pass  # a file system without links
+        else:
+            part.unlink()
+            return
+    os.replace(part, target)
 
 
 def _make_folder(folder: Path, made: list[Path]) -> None:
