@@ -320,11 +320,14 @@ def test_any_data_is_settings_or_a_bad_request(
 
 
 def test_a_file_of_another_version_says_so(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.png", GOOD)
-    settings = merge(IMG, {"from_file": path})
-    locate(settings)
-    assert [text for text in settings.warnings if "a.png was made by sdsage 0 with another engine" in text]
-    assert read_recorded(path, IMG, set()).options == {"seed": 3}
+    run(*PICTURE, "-o", "a.png")
+    data = data_of("a.png")
+    said = "was made by sdsage"
+    assert said not in run("img-gen", "--from", "a.png", *FAST, "-o", "same.png").stderr
+    for i, change in enumerate(({"version": "0.0"}, {"engine": {"upstream": {"version": "0"}}}, {"engine": 3})):
+        path = write(tmp_path / f"{i}.png", data | change)
+        assert f"warning: {i}.png {said}" in run("img-gen", "--from", path, *FAST, "-o", f"b{i}.png").stderr
+    assert read_recorded(write(tmp_path / "x.png", GOOD), IMG, set()).options == {"seed": 3}
 
 
 # ---- hashes

@@ -15,6 +15,7 @@ from .job import Job, build, resolve
 from .option import IMG
 from .places import plan
 from .record import Run, merged, metadata, summary, summary_lines
+from .repeat import differences, locate
 from .report import Reporter, say
 from .seeds import Part, choose, parts
 from .settings import Settings, merge
@@ -29,8 +30,6 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     settings = merge(verb, raw)
     check_mode(settings, verb.replace("-", "_"))
     if settings.recorded is not None:
-        from .repeat import locate
-
         settings.problems.stop_if_any()
         locate(settings)
     with engine(settings):
@@ -108,6 +107,10 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
                 isolated=settings.worker or True,
             ) as context:
                 check_size(context, job, reporter)
+                job.engine = library_info()
+                if settings.recorded is not None:
+                    for sentence in differences(settings.recorded, job.engine):
+                        reporter.message("warning", sentence)
                 if not settings["disable_image_metadata"]:
                     job.inputs.start_hashing()
                 for part in todo[:-1]:
@@ -116,6 +119,14 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
                 result = start(context, job, todo[-1], more)
             finish(result)  # the last one without the model in memory
     return done
+
+
+def library_info() -> dict[str, Any]:
+    """Version, source pin, compiler and CUDA toolkit of the native library."""
+    from sdsage import _ffi
+
+    info: dict[str, Any] = json.loads(_ffi.text(_ffi.lib.sdsage_build_info()))
+    return info
 
 
 def start(context: "Context", job: Job, part: Part, more: dict[str, Any]) -> "Result":

@@ -1,7 +1,7 @@
 """From settings to the engine's parameter structs, field for field what sd-cli would fill in."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ class Job:
         seeds: the real ones, one for each picture or video; a negative request has been drawn.
         loras: what the tags of the prompt named.
         inputs: the files that the result is made from.
+        engine: version, source pin, compiler and CUDA toolkit of the native library, known when it runs.
     """
 
     settings: Settings
@@ -39,6 +40,7 @@ class Job:
     seeds: tuple[int, ...]
     loras: list[Lora]
     inputs: Inputs
+    engine: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

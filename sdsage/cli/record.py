@@ -1,6 +1,5 @@
 """What is written down about a run: the metadata inside the files, and the summary."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -63,14 +62,6 @@ def recorded_options(job: Job) -> dict[str, Any]:
     return found | {"prompt": shown_prompt(job.settings["prompt"]), "width": job.gen.width, "height": job.gen.height}
 
 
-def engine() -> dict[str, Any]:
-    """Version, source pin, compiler and CUDA toolkit of the native library."""
-    from sdsage import _ffi
-
-    info: dict[str, Any] = json.loads(_ffi.text(_ffi.lib.sdsage_build_info()))
-    return info
-
-
 def metadata(run: Run) -> "list[Metadata] | Metadata":
     """For a video one record, for pictures one each, with its own seed."""
     from sdsage.media import Metadata
@@ -94,7 +85,7 @@ def _data(run: Run, seed: int) -> dict[str, Any]:
         "options": {**recorded_options(run.job), "seed": seed},
         "preset": settings["preset"],
         "files": run.job.inputs.described(),
-        "engine": engine(),
+        "engine": run.job.engine,
         "loras": [
             {
                 "name": os.path.basename(lora.path),

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sdsage.errors import BadRequest
@@ -117,7 +116,6 @@ def locate(settings: Settings) -> None:
     recorded = settings.recorded
     if recorded is None:
         return
-    _compare_versions(recorded, settings)
     groups: dict[str, list[WantedFile]] = {}
     for wanted in recorded.files:
         if _is_needed(wanted, settings, recorded):
@@ -194,13 +192,13 @@ def _advice(recorded: Recorded, settings: Settings, finder: Finder) -> str:
     )
 
 
-def _compare_versions(recorded: Recorded, settings: Settings) -> None:
+def differences(recorded: Recorded, engine: Mapping[str, Any]) -> list[str]:
+    """A sentence when this version, or its engine, is not the one that made the file."""
     from sdsage import __version__
 
-    from .record import engine
-
-    if (recorded.version, recorded.engine) != (__version__, engine()["upstream"]):
-        settings.warnings.append(
-            f"{Path(recorded.path).name} was made by sdsage {recorded.version} with another engine or by another "
-            f"version than this {__version__}: the result may differ"
-        )
+    if (recorded.version, recorded.engine) == (__version__, engine["upstream"]):
+        return []
+    return [
+        f"{os.path.basename(recorded.path)} was made by sdsage {recorded.version}, this is {__version__}, and versions "
+        "or their engines differ: so may the result"
+    ]
