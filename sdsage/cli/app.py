@@ -38,7 +38,12 @@ VERBS = {
     ),
     "devices": Verb("List the devices that models can run on.", "sdsage devices --json"),
 }
-_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+# Modules with an application of their own instead of options from the table.
+GROUPS = {
+    "config": "Show the settings that a command would run with.",
+    "completion": "Print a script that completes commands in a shell.",
+}
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 SWITCH_NOTE = "Each switch has a --no- form, such as --no-vae-tiling, to win over a preset and a config file."
 
 
@@ -72,14 +77,19 @@ def build_app(only: str | None = None) -> typer.Typer:
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings=_CONTEXT,
+        context_settings=CONTEXT,
     )
     app.callback(help="Generate images and videos; 'sdsage VERB --help' lists the options of a verb.")(_root)
     for name, verb in VERBS.items():
         note = f"\n\n{SWITCH_NOTE}" if name.endswith("-gen") else ""
         help = f"{verb.help}\n\nExample: {verb.example}{note}"
         function = _function(name) if only in (None, name) else _no_options
-        app.command(name, cls=PanelCommand, help=help, context_settings=_CONTEXT)(function)
+        app.command(name, cls=PanelCommand, help=help, context_settings=CONTEXT)(function)
+    for name, help in GROUPS.items():
+        if only in (None, name):
+            import_module(f".{name}", __package__).add_to(app, _guarded)
+        else:
+            app.command(name, help=help)(_no_options)
     return app
 
 

@@ -50,6 +50,12 @@ ref_image = ["front.png", "side.png"]
 skip_layers = [7, 8, 9]
 ```
 
+`sdsage config show vid-gen ...` takes the options of `vid-gen` (or `img-gen`) and prints the settings that the command
+would use as such a file, with the place where each came from: option, config file, preset, `--from` file or default.
+With `--json` it is one object.
+
+`sdsage completion bash` (or `zsh`, `fish`) prints a script that completes verbs, options and values in that shell.
+
 ## Seeds, names and repeating
 
 Every picture and every video has its own seed, which stands in the file and, with its file names, in `results` of

@@ -156,7 +156,8 @@ def _place(files: list[WantedFile], finder: Finder, settings: Settings) -> Itera
         folder, problem = finder.find_folder(files, lambda path: image_files(path, len(files)))
         if folder is None:
             yield f"{option.name}: {files[0]}: {problem}"
-        settings.values[key] = None if folder is None else str(folder)
+        else:
+            _set(settings, key, str(folder))
         return
     paths = []
     for wanted in files:
@@ -170,7 +171,12 @@ def _place(files: list[WantedFile], finder: Finder, settings: Settings) -> Itera
             if wanted.word:
                 settings.located.setdefault(key, {})[wanted.word] = str(path)
     if option.kind is Kind.FILE and paths:
-        settings.values[key] = tuple(paths) if option.many else paths[0]
+        _set(settings, key, tuple(paths) if option.many else paths[0])
+
+
+def _set(settings: Settings, key: str, value: Any) -> None:
+    settings.values[key] = value
+    settings.sources[key] = f"--from {settings['from_file']}"
 
 
 def _preset_files(recorded: Recorded, settings: Settings) -> list[str]:

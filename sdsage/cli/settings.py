@@ -30,6 +30,7 @@ class Settings:
         given: keys that the user gave, on the command line or in the config file (a preset does not count).
         warnings: sentences to show before the run.
         recorded: what --from brought in.
+        sources: where values came from, by option key; defaults are not in it.
         located: files that --from found, by the option of the folder where they would be looked up, then by name.
         problems: what is wrong; the caller adds its own and then calls `problems.stop_if_any()`.
         worker: the process that runs the engine, inside `engine.engine`.
@@ -41,11 +42,16 @@ class Settings:
     warnings: list[str] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
     recorded: "Recorded | None" = None
+    sources: dict[str, str] = field(default_factory=dict)
     located: dict[str, dict[str, str]] = field(default_factory=dict)
     worker: "Worker | None" = None
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
+
+    def source(self, key: str) -> str:
+        """Where a value came from, in words."""
+        return self.sources.get(key, "default")
 
     def is_set(self, name: str) -> bool:
         """Whether the option called `name` does something: it is given, and not off, empty or zero."""
@@ -64,22 +70,23 @@ def merge(verb: str, raw: Mapping[str, Any]) -> Settings:
     given = _command_line(verb, raw, settings)
     config = _read_config(given["config"], verb, settings.problems) if given.get("config") else {}
     quiet = bool(given.get("quiet", config.get("quiet")))
-    preset = _read_preset(given.get("preset", config.get("preset")), verb, settings.problems, quiet)
+    preset_name = given.get("preset", config.get("preset"))
+    preset = _read_preset(preset_name, verb, settings.problems, quiet)
     settings.recorded = _read_recorded(
         given.get("from_file", config.get("from_file")), verb, {*preset, *config, *given}
     )
     recorded = settings.recorded.options if settings.recorded else {}
-    in_file = f" (in {settings.recorded.path})" if settings.recorded else ""
-    in_config = f" (in {given.get('config')})"
-    for values, where in (
-        (recorded, in_file),
-        (preset, " (in the preset)"),
-        (config, in_config),
-        (given, ""),
+    made_from, config_file = settings.recorded.path if settings.recorded else "", given.get("config")
+    for values, where, source in (
+        (recorded, f" (in {made_from})", f"--from {made_from}"),
+        (preset, " (in the preset)", f"--preset {preset_name}"),
+        (config, f" (in {config_file})", f"--config {config_file}"),
+        (given, "", "option"),
     ):
         for key, value in values.items():
             try:
                 settings.values[key] = parse(by_key()[key], value, where)
+                settings.sources[key] = source
             except BadRequest as error:
                 settings.problems.add(str(error))
     settings.given = {*config, *given}
