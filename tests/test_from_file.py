@@ -17,11 +17,14 @@ from test_bad_models import attention_lora, lora_file
 from tiny_cli import PICTURE, SMALL, VIDEO, data_of, frames_of, run
 
 from sdsage import _digests
+from sdsage.cli import finding
+from sdsage.cli.finding import Finder, WantedFile
 from sdsage.cli.option import IMG
+from sdsage.cli.record import enlarged
 from sdsage.cli.repeat import locate, read_recorded
 from sdsage.cli.settings import merge
 from sdsage.errors import BadRequest
-from sdsage.media import Metadata, plan_output
+from sdsage.media import Metadata, plan_output, read_metadata
 
 FAST = ["-t", "1", "-q"]  # threads are no part of what is recorded
 
@@ -184,7 +187,7 @@ def test_loras_and_pictures(tmp_path: Path) -> None:
     run("vid-gen", *SMALL, *given, "--video-frames", "5", "--high-noise-steps", "1", "-p", prompt, "-o", "a.webp")
     data = data_of("a.webp")
     assert data["options"]["prompt"] == "a cat <lora:style:0.5> <lora:|high_noise|high:-1>"
-    assert str(tmp_path) not in json.dumps(data)
+    assert str(tmp_path).encode() not in Path("a.webp").read_bytes()
     assert {entry["name"] for entry in data["files"][3:]} == {
         "wan-i2v-high.gguf",
         "photo.png",
@@ -285,6 +288,32 @@ BAD = [
 def test_files_that_are_not_believed(data: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.png", data)
     assert said in run("img-gen", "--from", path, code=2).stderr
+
+
+def test_a_file_that_was_enlarged_says_so(tmp_path: Path) -> None:
+    run(*PICTURE, "-o", "a.png")
+    settings = merge("upscale", {"upscale_model": "some/x4.gguf"})
+    metadata = enlarged(read_metadata("a.png"), settings, (128, 128))
+    assert metadata is not None
+    path = write(tmp_path / "big.png", metadata.data)
+    assert metadata.data["enlarged"] == {"model": "x4.gguf", "repeats": 1, "width": 128, "height": 128}
+    assert "was enlarged by 'sdsage upscale' afterwards" in run("img-gen", "--from", path, *FAST, "-o", "b.png").stderr
+
+
+def test_a_search_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / "models" / "/".join("abcdefghijk")
+    deep.mkdir(parents=True)
+    (deep / "m.gguf").write_bytes(b"x")
+    wanted = WantedFile("vae", "m.gguf", "", 1, None)
+    finder = Finder([], [str(tmp_path / "models")], False, print)
+    assert finder.find(wanted) == (None, "not found")
+    assert finder.cut_short
+    assert Finder([], [str(tmp_path / "models"), str(deep)], False, print).find(wanted)[0] == deep / "m.gguf"
+    monkeypatch.setattr(finding, "MOST_ENTRIES", 2)
+    assert Finder([], [str(tmp_path / "models"), str(deep)], False, print).find(wanted)[0] == deep / "m.gguf"
+    for i in range(3):
+        (deep / f"a{i}").touch()
+    assert Finder([], [str(deep)], False, print).find(wanted)[0] is None
 
 
 def test_files_without_settings(tmp_path: Path) -> None:

@@ -2,14 +2,15 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from sdsage import _digests
 
-MOST_ENTRIES = 100_000  # of all folders together: somebody's home folder must not be read for minutes
+MOST_ENTRIES = 100_000  # below one folder: somebody's home folder must not be read for minutes
 DEEPEST = 8  # folders below a given one
 _LONG = 1 << 30  # bytes from which hashing takes seconds
 
@@ -52,6 +53,7 @@ class Finder:
         self._folders = [Path(folder) for folder in folders]
         self._by_name = by_name
         self._note = note
+        self._seen: set[str] = set()
         self.cut_short = False
 
     def find(self, wanted: WantedFile) -> tuple[Path | None, str]:
@@ -59,6 +61,9 @@ class Finder:
 
         A file of another name counts when size and hash are right; one of the right name only with them.
         """
+        for path in self._first:  # before the folders are read at all
+            if path.name == wanted.name and self._is(path, wanted):
+                return path, ""
         named = [path for path in self._all if path.name == wanted.name]
         if self._by_name or wanted.size is None:
             return (named[0], "") if named else (None, "not found")
@@ -104,33 +109,33 @@ class Finder:
         """Every file and folder to look at, each once."""
         return list(dict.fromkeys([*self._first, *(path for folder in self._folders for path in self._below(folder))]))
 
-    def _below(self, top: Path) -> Iterable[Path]:
+    def _below(self, top: Path) -> Iterator[Path]:
         """Breadth first; a folder that was seen is not entered again, so that links can't make a circle."""
-        waiting = deque([(top, 0)])
+        waiting, count = deque([(top, 0)]), 0
         while waiting:
             folder, depth = waiting.popleft()
             real = os.path.realpath(folder)
             if real in self._seen:
                 continue
             self._seen.add(real)
-            try:
-                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-            except OSError:
-                continue  # not readable: what is in there is not found
-            for entry in entries:
-                self._count += 1
-                if self._count > MOST_ENTRIES:
+            for path, is_folder in _entries(folder):
+                count += 1
+                if count > MOST_ENTRIES:
                     self.cut_short = True
                     return
-                yield Path(entry.path)
-                if entry.is_dir() and not entry.name.startswith("."):
+                yield path
+                if is_folder and not path.name.startswith("."):
                     if depth < DEEPEST:
-                        waiting.append((Path(entry.path), depth + 1))
+                        waiting.append((path, depth + 1))
                     else:
                         self.cut_short = True
 
-    @cached_property
-    def _seen(self) -> set[str]:
-        return set()
 
-    _count = 0
+def _entries(folder: Path) -> list[tuple[Path, bool]]:
+    """What is in a folder, by name, and whether it is a folder; nothing when it can't be read."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                found.append((Path(entry.path), entry.is_dir()))
+    return sorted(found)

@@ -10,7 +10,7 @@ from .job import Job
 from .option import IMG, Kind
 from .options import of_verb
 from .prompt import shown_prompt
-from .settings import is_idle
+from .settings import Settings, is_idle
 
 if TYPE_CHECKING:
     from sdsage import Attention, Timings
@@ -69,6 +69,19 @@ def metadata(run: Run) -> "list[Metadata] | Metadata":
     run.job.inputs.finish_hashing()
     records = [Metadata(_text(run, seed), _data(run, seed)) for seed in run.seeds]
     return records if run.job.settings.verb == IMG else records[0]
+
+
+def enlarged(metadata: "Metadata | None", settings: Settings, size: tuple[int, int]) -> "Metadata | None":
+    """What `sdsage upscale` hands on, with the mark that it was at work; `size` is width and height in px."""
+    if metadata is None:
+        return None
+    mark = {
+        "model": os.path.basename(settings["upscale_model"]),
+        "repeats": settings["upscale_repeats"],
+        "width": size[0],
+        "height": size[1],
+    }
+    return replace(metadata, data=metadata.data | {"enlarged": mark})
 
 
 def _data(run: Run, seed: int) -> dict[str, Any]:

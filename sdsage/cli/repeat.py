@@ -26,6 +26,7 @@ class Recorded:
         preset: where model files may come from; None when none was used.
         overridden: keys that the user or a preset gives instead.
         engine: the version of the engine's source.
+        enlarged: `sdsage upscale` worked on it afterwards.
     """
 
     path: str
@@ -35,6 +36,7 @@ class Recorded:
     files: tuple[WantedFile, ...]
     preset: str | None
     overridden: frozenset[str]
+    enlarged: bool
 
 
 def read_recorded(path: str, verb: str, overridden: set[str]) -> Recorded:
@@ -73,7 +75,14 @@ def read_recorded(path: str, verb: str, overridden: set[str]) -> Recorded:
     preset = data.get("preset")
     upstream = data.get("engine", {}).get("upstream") if isinstance(data.get("engine"), dict) else None
     return Recorded(
-        path, version, upstream, values, files, preset if isinstance(preset, str) else None, frozenset(overridden)
+        path,
+        version,
+        upstream,
+        values,
+        files,
+        preset if isinstance(preset, str) else None,
+        frozenset(overridden),
+        "enlarged" in data,
     )
 
 
@@ -116,6 +125,10 @@ def locate(settings: Settings) -> None:
     recorded = settings.recorded
     if recorded is None:
         return
+    if recorded.enlarged:
+        settings.warnings.append(
+            f"{recorded.path} was enlarged by 'sdsage upscale' afterwards, which is not repeated: run it on the result"
+        )
     groups: dict[str, list[WantedFile]] = {}
     for wanted in recorded.files:
         if _is_needed(wanted, settings, recorded):
@@ -191,7 +204,7 @@ def _preset_files(recorded: Recorded, settings: Settings) -> list[str]:
 
 def _advice(recorded: Recorded, settings: Settings, finder: Finder) -> str:
     looked = ", ".join(dict.fromkeys([*settings["model_dir"], ".", os.path.dirname(recorded.path) or "."]))
-    cut = f" (no deeper than {DEEPEST} folders, no more than {MOST_ENTRIES} files)" if finder.cut_short else ""
+    cut = f" (no deeper than {DEEPEST} folders, no more than {MOST_ENTRIES} files in each)" if finder.cut_short else ""
     return (
         f"--from {recorded.path} needs these files; looked at: {looked}{cut}. Name their folder with --model-dir, give "
         "the option itself with another file, or take other files of these names with --ignore-hashes"

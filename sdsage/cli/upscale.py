@@ -8,6 +8,7 @@ from .engine import engine
 from .generate import check_mode, make_upscaler, upscaled
 from .job import check_inputs
 from .option import UPSCALE
+from .record import enlarged
 from .report import Reporter
 from .settings import Settings, merge
 
@@ -25,7 +26,8 @@ def run(raw: Mapping[str, Any]) -> None:
         with make_upscaler(settings, reporter) as upscaler, reporter.stage("upscale"):
             frames = upscaled(picture[None], upscaler, settings["upscale_repeats"])
         with reporter.stage("encode"):
-            files = output.write(frames, metadata=read_metadata(settings["init_img"]))
+            size = frames.shape[2], frames.shape[1]
+            files = output.write(frames, metadata=enlarged(read_metadata(settings["init_img"]), settings, size))
     height, width = frames.shape[1:3]
     values = {"files": [str(path) for path in files], "width": width, "height": height}
     print(json.dumps(values, ensure_ascii=False) if settings["json"] else files[0])
