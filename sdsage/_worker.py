@@ -51,6 +51,14 @@ def _preprocess_canny(image: Any) -> Any:
     return preprocess_canny(image)
 
 
+def _build_info() -> Any:
+    import json
+
+    from sdsage._ffi import lib, text
+
+    return json.loads(text(lib.sdsage_build_info()))
+
+
 def _convert(*args: Any, **kwargs: Any) -> Any:
     from sdsage.upscaler import convert
 
@@ -59,6 +67,7 @@ def _convert(*args: Any, **kwargs: Any) -> Any:
 
 # What a program may ask for beside objects and their methods.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "build_info": _build_info,
     "check_memory": _check_memory,
     "check_sage": _check_sage,
     "convert": _convert,

@@ -122,6 +122,7 @@ def test_models_are_found_below_a_folder(models: Path) -> None:
         assert f"{entry['name']} (sha256 {entry['sha256']}): not found" in said
     assert "Name their folder with --model-dir" in said
     assert said.count("error: ") == 4
+    assert "--model-dir none does not exist" in run("img-gen", "--from", "a.png", "--model-dir", "none", code=2).stderr
     run("img-gen", "--from", "a.png", *FAST, "--model-dir", "../here", "--model-dir", str(models), "-o", "b.png")
     assert np.array_equal(frames_of("a.png"), frames_of("b.png"))
     shutil.copytree(models, "below")  # in the current folder they are found without being told

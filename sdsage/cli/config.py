@@ -38,8 +38,8 @@ def run(verb: str, raw: Mapping[str, Any]) -> None:
     from .repeat import locate
 
     settings = merge(verb, raw)
-    settings.problems.stop_if_any()
     locate(settings)
+    settings.problems.stop_if_any()
     if settings["json"]:
         options = {key: {"value": value, "from": settings.source(key)} for key, value in settings.values.items()}
         print(json.dumps({"verb": verb, "options": options}, ensure_ascii=False))

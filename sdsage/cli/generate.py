@@ -29,9 +29,7 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     """Runs a generation from typer's values to the printed file names."""
     settings = merge(verb, raw)
     check_mode(settings, verb.replace("-", "_"))
-    if settings.recorded is not None:
-        settings.problems.stop_if_any()
-        locate(settings)
+    locate(settings)
     with engine(settings):
         check_sage(settings)
         resolved = resolve(settings)
@@ -107,7 +105,7 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
                 isolated=settings.worker or True,
             ) as context:
                 check_size(context, job, reporter)
-                job.engine = library_info()
+                job.engine = ask(settings, "build_info")
                 if settings.recorded is not None:
                     for sentence in differences(settings.recorded, job.engine):
                         reporter.message("warning", sentence)
@@ -119,14 +117,6 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
                 result = start(context, job, todo[-1], more)
             finish(result)  # the last one without the model in memory
     return done
-
-
-def library_info() -> dict[str, Any]:
-    """Version, source pin, compiler and CUDA toolkit of the native library."""
-    from sdsage import _ffi
-
-    info: dict[str, Any] = json.loads(_ffi.text(_ffi.lib.sdsage_build_info()))
-    return info
 
 
 def start(context: "Context", job: Job, part: Part, more: dict[str, Any]) -> "Result":

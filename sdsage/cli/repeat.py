@@ -15,6 +15,7 @@ from .prompt import lora_names
 from .record import FORMAT
 from .report import say
 from .settings import Settings
+from .values import check_folder
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,17 @@ def _files(path: str, entries: object, known: Mapping[str, Option]) -> Iterator[
 
 
 def locate(settings: Settings) -> None:
-    """Puts the paths of all files that --from names into the settings.
+    """Puts the paths of all files that --from names into the settings; without --from it does nothing.
 
     Raises:
-        BadRequest: naming every file that is missing, with its hash.
+        BadRequest: naming every file that is missing, with its hash; or the settings have other problems.
     """
     recorded = settings.recorded
     if recorded is None:
         return
+    for folder in settings["model_dir"]:
+        check_folder("--model-dir", folder, settings.problems)
+    settings.problems.stop_if_any()
     if recorded.enlarged:
         settings.warnings.append(
             f"{recorded.path} was enlarged by 'sdsage upscale' afterwards, which is not repeated: run it on the result"
