@@ -105,5 +105,6 @@ class LastWords:
 
 
 def _plain(lines: Iterable[str]) -> Iterable[str]:
-    """Without the tracebacks that faulthandler adds."""
-    return (x for x in lines if x.strip() and not x.startswith(("  File ", "Current thread", "Thread 0x", "Extension")))
+    """Without the traceback that faulthandler adds, and its name for the signal."""
+    added = ("Fatal Python error", "Stack (", "  File ", "  <", "Current thread", "Thread 0x", "Extension modules")
+    return (line for line in lines if line.strip() and not line.startswith(added))

@@ -14,6 +14,7 @@ Made with `isolated`, its instance holds a `Remote` in place of a native object;
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -41,6 +42,8 @@ class Remote:
     ) -> None:
         self._noun, self._open, self._own = noun, True, not isinstance(isolated, Worker)
         self.worker = isolated if isinstance(isolated, Worker) else Worker()
+        if self._own:  # nobody may close it
+            weakref.finalize(self, self.worker.kill)
         Remote._count += 1
         self._number = Remote._count
         heard = {name: kwargs.pop(name, None) for name in ("on_progress", "on_log")}
@@ -59,7 +62,6 @@ class Remote:
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method."""
         self._check_open()
-        kwargs = {k: v for k, v in kwargs.items() if v is not None or k not in self._heard}
         return self.worker.call(name, self._number, args, kwargs, self, self._heard)
 
     def _check_open(self) -> None:

@@ -242,14 +242,19 @@ class Worker:
         except EOFError:
             pass
         except (OSError, ProtocolError) as error:
-            self._words.abort = f"{type(error).__name__}: {error}"
+            self._give_up(error)
         except BaseException as error:  # a fault of ours must not leave anybody waiting
-            self._words.abort = f"{type(error).__name__}: {error}"
+            self._give_up(error)
             raise
         finally:
             self._started.set()
             self._bury()
             shared.close()
+
+    def _give_up(self, error: BaseException) -> None:
+        self._words.abort = f"{type(error).__name__}: {error}"
+        if self._process is not None:
+            self._process.kill()
 
     def _start(self, shared: SharedFile) -> None:
         told, more = shared.inheritance()
@@ -379,6 +384,9 @@ class Worker:
                 self._process.kill()
                 code = self._process.wait()
             self._errors.join(5 * TICK)
+            for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+                with contextlib.suppress(OSError):
+                    stream.close()  # type: ignore[union-attr]
         with self._turn:
             job = self._queue[0] if self._queue else None
         self._death, self._told = self._obituary(code, job), self._killed and not self._hung
@@ -400,10 +408,8 @@ class Worker:
 
     def _obituary(self, code: int | None, job: Job | None) -> WorkerDied:
         p = job.progress if job is not None else None
-        early = "" if job is None or self._greeted else "start"
-        if job is not None and self._greeted and job.name in ("Context", "Upscaler"):
-            early = "load"
-        stage = p.stage if p is not None else early
+        early = "load" if job is not None and job.name in ("Context", "Upscaler") else ""
+        stage = p.stage if p is not None else early if self._greeted else "start"
         step = min(p.step + 1, p.steps) if p is not None and p.stage == "sample" else 0
         expert = p.expert if p is not None else None
         name = _death.signal_name(code)

@@ -137,7 +137,7 @@ class Service:
             if message.version != _version():
                 raise ProtocolError(f"the program is sdsage {message.version}, its worker {_version()}")
         else:
-            raise ProtocolError(f"a {type(message).__name__} is for the program")
+            raise ProtocolError(f"{type(message).__name__} is a message for the program")
 
     def end(self, code: int) -> NoReturn:
         """At once, in the middle of native work too."""

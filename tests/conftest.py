@@ -44,6 +44,16 @@ def preset_files() -> Any:
     return files
 
 
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and one for temporary files beside it."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
 def hear_interrupts() -> None:
     """For preexec_fn: what a shell starts in the background ignores SIGINT, and so would its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
