@@ -16,10 +16,12 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sdsage._supervisor import Worker
 from sdsage.errors import ContextClosed, GenerationError
+
+if TYPE_CHECKING:
+    from sdsage._supervisor import Worker
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,6 +42,8 @@ class Remote:
     def __init__(
         self, cls: str, noun: str, isolated: "bool | Worker", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        from sdsage._supervisor import Worker  # late: whoever runs the engine itself has no use for it
+
         self._noun, self._open, self._own = noun, True, not isinstance(isolated, Worker)
         self.worker = isolated if isinstance(isolated, Worker) else Worker()
         if self._own:  # nobody may close it

@@ -7,7 +7,6 @@ owner has deleted already, or that Windows deletes with the last handle: nobody 
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterable
 from io import FileIO
 
@@ -26,6 +25,8 @@ class SharedFile:
                 return cls(FileIO(os.memfd_create("sdsage"), "r+"))
             except OSError:  # a sandbox may forbid it
                 pass
+        import tempfile  # 15 ms
+
         with tempfile.TemporaryFile() as file:
             return cls(FileIO(os.dup(file.fileno()), "r+"))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from sdsage import _death, _protocol
 from sdsage._fault import to_error
-from sdsage._protocol import Channel, Closed
+from sdsage._protocol import VERSION, Channel, Closed
 from sdsage._shared import SharedFile
 from sdsage._wire import ProtocolError
 from sdsage.enums import LogLevel
@@ -276,7 +276,7 @@ class Worker:
         self._errors = threading.Thread(target=self._hear_errors, args=(process.stderr,), daemon=True)
         self._errors.start()
         self._channel = Channel(process.stdout, process.stdin, shared)
-        self._send(_protocol.Hello(_protocol.PROTOCOL, _version(), os.getpid()))
+        self._send(_protocol.Hello(_protocol.PROTOCOL, VERSION, os.getpid()))
 
     def _hear_errors(self, stream: FileIO) -> None:
         """Standard error of the process: for the last words, and with SDSAGE_DEBUG=1 for ours."""
@@ -317,8 +317,8 @@ class Worker:
             raise ProtocolError(f"a {type(message).__name__} was not expected")
 
     def _greet(self, message: _protocol.Message) -> None:
-        if not isinstance(message, _protocol.Hello) or message.version != _version():
-            raise ProtocolError(f"the worker is not of sdsage {_version()}: {message}")
+        if not isinstance(message, _protocol.Hello) or message.version != VERSION:
+            raise ProtocolError(f"the worker is not of sdsage {VERSION}: {message}")
         self._greeted = True
 
     def _hear_log(self, job: Job | None, message: _protocol.Log) -> None:
@@ -446,12 +446,6 @@ def _hang_after(asked: float | None) -> float:
     if not seconds > 0:
         raise BadRequest(f"a worker's time-out is {asked or text}: seconds above 0 are needed (SDSAGE_WORKER_TIMEOUT)")
     return seconds
-
-
-def _version() -> str:
-    from sdsage import __version__
-
-    return __version__
 
 
 def _folder() -> str:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from sdsage import _protocol as protocol
 from sdsage._fault import to_fault
-from sdsage._protocol import Channel, Closed
+from sdsage._protocol import VERSION, Channel, Closed
 from sdsage._shared import SharedFile
 from sdsage._wire import ProtocolError
 from sdsage.errors import SdsageError
@@ -134,8 +134,8 @@ class Service:
             if job is not None:
                 job.cancel(None)
         elif isinstance(message, protocol.Hello):
-            if message.version != _version():
-                raise ProtocolError(f"the program is sdsage {message.version}, its worker {_version()}")
+            if message.version != VERSION:
+                raise ProtocolError(f"the program is sdsage {message.version}, its worker {VERSION}")
         else:
             raise ProtocolError(f"{type(message).__name__} is a message for the program")
 
@@ -247,12 +247,6 @@ def die_with_parent(parent: int | None) -> None:
         os._exit(0)
 
 
-def _version() -> str:
-    from sdsage import __version__
-
-    return __version__
-
-
 def main() -> NoReturn:
     """`python -m sdsage._worker SHARED_FILE PARENT [PYTHONPATH]`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -268,7 +262,7 @@ def main() -> NoReturn:
     faulthandler.enable(all_threads=False)
     channel = Channel(incoming, outgoing, SharedFile.inherited(sys.argv[1]))
     service = Service(channel, parent)
-    service.say(protocol.Hello(protocol.PROTOCOL, _version(), os.getpid()))
+    service.say(protocol.Hello(protocol.PROTOCOL, VERSION, os.getpid()))
     logging.getLogger("sdsage").addHandler(_Forward(service))
     logging.getLogger("sdsage").setLevel(logging.DEBUG)
     threading.Thread(target=service.listen, name="sdsage-listen", daemon=True).start()

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,12 @@ from sdsage._handle import Handle
 from sdsage._job import Attention, Hooks, OnLog, OnPreview, OnProgress, Preview, Step
 from sdsage._limits import check_image_job, check_references, check_video_job, hires_size
 from sdsage._remote import Remote, fact, in_worker
-from sdsage._supervisor import Worker
 from sdsage.enums import SampleMethod, Scheduler, weight_types
 from sdsage.errors import BadRequest, ContextClosed, GenerationError, ModelError
 from sdsage.params import SdCtxParams, SdImgGenParams, SdLora, SdTilingParams, SdVidGenParams
+
+if TYPE_CHECKING:
+    from sdsage._supervisor import Worker
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Context(Handle):
         allow_pickle: bool = False,
         on_progress: OnProgress | None = None,
         on_log: OnLog | None = None,
-        isolated: bool | Worker = False,
+        isolated: "bool | Worker" = False,
     ) -> None:
         if isolated:
             more = {"device": device, "allow_pickle": allow_pickle, "on_progress": on_progress, "on_log": on_log}

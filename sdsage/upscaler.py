@@ -3,7 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,11 @@ from sdsage._handle import Handle
 from sdsage._job import Hooks, OnLog, OnProgress
 from sdsage._remote import Remote, fact, in_worker
 from sdsage._struct import as_image
-from sdsage._supervisor import Worker
 from sdsage.enums import SdType, weight_types
 from sdsage.errors import BadRequest, ModelError, OutputError
+
+if TYPE_CHECKING:
+    from sdsage._supervisor import Worker
 
 
 class Upscaler(Handle):
@@ -47,7 +49,7 @@ class Upscaler(Handle):
         allow_pickle: bool = False,
         on_progress: OnProgress | None = None,
         on_log: OnLog | None = None,
-        isolated: bool | Worker = False,
+        isolated: "bool | Worker" = False,
     ) -> None:
         if isolated:
             more: dict[str, Any] = {"device": device, "n_threads": n_threads, "tile_size": tile_size, "direct": direct}
@@ -109,7 +111,7 @@ def convert(
     allow_pickle: bool = False,
     on_progress: OnProgress | None = None,
     on_log: OnLog | None = None,
-    isolated: bool | Worker = False,
+    isolated: "bool | Worker" = False,
 ) -> Path:
     """Writes a model file in another format (.gguf, .safetensors) or weight type.
 
@@ -171,8 +173,10 @@ def partial_path(target: Path, pid: int) -> Path:
 
 
 def _convert_isolated(
-    isolated: bool | Worker, source: str | os.PathLike[str], target: Path, more: dict[str, Any]
+    isolated: "bool | Worker", source: str | os.PathLike[str], target: Path, more: dict[str, Any]
 ) -> Path:
+    from sdsage._supervisor import Worker
+
     with contextlib.nullcontext(isolated) if isinstance(isolated, Worker) else Worker() as worker:
         try:
             worker.run("convert", source, target, **more)

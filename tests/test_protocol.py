@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as arrays
 import sdsage
 from sdsage import _protocol
 from sdsage._fault import to_error, to_fault
-from sdsage._protocol import HEADER, INLINE, MAGIC, PROTOCOL, Channel, Place
+from sdsage._protocol import HEADER, INLINE, MAGIC, PROTOCOL, VERSION, Channel, Place
 from sdsage._shared import SharedFile
 from sdsage._wire import ProtocolError
 
@@ -237,8 +237,8 @@ def test_a_worker_ends_with_its_pipe(ends: Ends) -> None:
     done = worker(b"")
     assert (done.returncode, done.stderr) == (0, b"")
     hello = ends.receive(done.stdout)
-    assert (hello.protocol, hello.version) == (PROTOCOL, sdsage.__version__)
-    assert worker(ends.send(_protocol.Hello(PROTOCOL, sdsage.__version__, 1))).returncode == 0
+    assert (hello.protocol, hello.version) == (PROTOCOL, VERSION)
+    assert worker(ends.send(_protocol.Hello(PROTOCOL, VERSION, 1))).returncode == 0
 
 
 @pytest.mark.parametrize("what", ["noise", "cut", "version", "protocol", "wrong way"])
