@@ -223,7 +223,8 @@ def test_upscaling_after_a_generation(doubled: type[Doubled]) -> None:
 def test_upscale(doubled: type[Doubled]) -> None:
     Image.new("RGB", (3, 2), (1, 2, 3)).save("in.png")
     result = run("upscale", "-i", "in.png", "--upscale-model", "x2.gguf", "-t", "1", "--json", "-q")
-    assert json.loads(result.stdout) == {"files": ["output.png"], "width": 6, "height": 4}
+    found = json.loads(result.stdout)
+    assert (found["files"], found["width"], found["height"]) == (["output.png"], 6, 4)
     assert doubled.calls[0][1]["n_threads"] == 1
     assert "exists already" in run("upscale", "-i", "in.png", "--upscale-model", "x2.gguf", code=2).stderr
     assert "--init-img FILE is missing" in run("upscale", code=2).stderr

@@ -1,13 +1,13 @@
 """The typer application: five verbs, one module each, and what turns their errors into exit codes."""
 
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from sdsage.errors import Cancelled, SdsageError
 
@@ -47,6 +47,31 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 SWITCH_NOTE = "Each switch has a --no- form, such as --no-vae-tiling, to win over a preset and a config file."
 
 
+class Group(TyperGroup):
+    """The verbs. What is wrong with a command line is a line of --json too."""
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        self._json = "--json" in args
+        with self._told():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with self._told():
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            words = getattr(error, "format_message", None)  # of typer's usage errors
+            if words is not None and self._json:
+                from .console import new_console
+
+                new_console({"json": True}).failure(words(), error.exit_code, error, show=False)  # type: ignore[attr-defined]
+            raise
+
+
 class PanelCommand(TyperCommand):
     """A verb whose help has one section for each panel of the table.
 
@@ -73,6 +98,7 @@ def build_app(only: str | None = None) -> typer.Typer:
     """
     app = typer.Typer(
         name="sdsage",
+        cls=Group,
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,
@@ -99,7 +125,7 @@ def _function(verb: str) -> Callable[..., None]:
     def run(raw: Mapping[str, Any]) -> None:
         import_module(f".{verb.replace('-', '_')}", __package__).run(raw)
 
-    return command(verb, _guarded(run))
+    return command(verb, _guarded(run, verb))
 
 
 def _no_options() -> None:
@@ -121,35 +147,47 @@ def _root(version: bool = _VERSION) -> None:
     """What `sdsage` does before a verb: nothing."""
 
 
-def _guarded(run: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
+def _guarded(run: Callable[[Mapping[str, Any]], None], verb: str = "") -> Callable[[Mapping[str, Any]], None]:
     """`run` with errors as messages: exit 2 for misuse, 130 when interrupted, 1 for what failed."""
 
     def guarded(raw: Mapping[str, Any]) -> None:
+        from .console import new_console
+        from .options import RUNS
+
+        out = new_console(raw)
+        if verb in RUNS:
+            out.start(verb)
         try:
             run(raw)
-        except (KeyboardInterrupt, Cancelled):
-            raise _failure("interrupted", 130) from None
+            out.log("exit", "0")
+        except (KeyboardInterrupt, Cancelled) as error:
+            raise _failure(error, "interrupted", 130) from None
         except SdsageError as error:
-            raise _failure(str(error), error.exit_code) from None
+            raise _failure(error, str(error), error.exit_code) from None
         except BrokenPipeError:
             raise
         except (OSError, ImportError) as error:  # ImportError: the native library is missing or does not fit
-            raise _failure(str(error), 1) from None
-        except MemoryError:
-            raise _failure("out of memory: choose a smaller size, fewer frames or --vae-tiling", 1) from None
+            raise _failure(error, str(error), 1) from None
+        except MemoryError as error:
+            text = "out of memory: choose a smaller size, fewer frames or --vae-tiling"
+            raise _failure(error, text, 1) from None
         except Exception as error:
             text = f"{type(error).__name__}: {error} (a fault of sdsage; SDSAGE_DEBUG=1 shows where)"
-            raise _failure(text, 1) from None
+            raise _failure(error, text, 1) from None
+        finally:
+            out.close()
 
     return guarded
 
 
-def _failure(text: str, code: int) -> typer.Exit:
+def _failure(error: BaseException, text: str, code: int) -> typer.Exit:
+    import traceback
+
+    from .console import console
+
     if os.environ.get("SDSAGE_DEBUG") == "1":
-        import traceback
-
         traceback.print_exc()
-    from .report import say
-
-    say("error", text, "--color" in sys.argv)
+    if code == 1:
+        console().log("trace", traceback.format_exc())
+    console().failure(text, code, error)
     return typer.Exit(code)

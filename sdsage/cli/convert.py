@@ -1,10 +1,10 @@
 """`sdsage convert`: a model file in another number format or container."""
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from .console import begin, console
 from .engine import engine
 from .generate import check_mode
 from .job import check_inputs
@@ -18,6 +18,7 @@ def run(raw: Mapping[str, Any]) -> None:
     import sdsage
 
     settings = merge(CONVERT, raw)
+    begin(settings)
     check(settings)
     began = time.monotonic()
     with engine(settings), Reporter(settings) as reporter:
@@ -36,7 +37,9 @@ def run(raw: Mapping[str, Any]) -> None:
         )
     seconds = round(time.monotonic() - began, 3)
     values = {"file": str(path), "bytes": path.stat().st_size, "seconds": seconds}
-    print(json.dumps(values, ensure_ascii=False) if settings["json"] else path)
+    console().result(values)
+    if not settings["json"]:
+        print(path)
 
 
 def check(settings: Settings) -> None:

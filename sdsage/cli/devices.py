@@ -1,9 +1,10 @@
 """`sdsage devices`: what --device can name."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+
+from .console import console
 
 _GIB = 2**30
 
@@ -13,7 +14,7 @@ def run(raw: Mapping[str, Any]) -> None:
 
     devices = sdsage.devices()
     if raw.get("json"):
-        print(json.dumps({"devices": [asdict(device) for device in devices]}, ensure_ascii=False))
+        console().result({"devices": [asdict(device) for device in devices]})
         return
     rows = [("DEVICE", "KIND", "FREE", "TOTAL", "DESCRIPTION")]
     for d in devices:

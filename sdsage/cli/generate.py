@@ -1,7 +1,6 @@
 """From settings to files: what vid-gen and img-gen share."""
 
 import json
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -10,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sdsage.errors import BadRequest
 
+from .console import begin, console
 from .engine import ask, engine
+from .eta import estimate
 from .job import Job, build, resolve
 from .option import IMG
 from .places import plan
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     """Runs a generation from typer's values to the printed file names."""
     settings = merge(verb, raw)
+    begin(settings)
     check_mode(settings, verb.replace("-", "_"))
     locate(settings)
     with engine(settings):
@@ -37,7 +39,7 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
         places = None if settings["print_params"] else plan(settings, resolved.prompt, seeds)
         settings.problems.stop_if_any()
         for sentence in settings.warnings:
-            say("warning", sentence, settings["color"])
+            say("warning", sentence)
         job = build(settings, resolved, seeds)
         if places is None:
             print_params(job)
@@ -51,7 +53,11 @@ def print_params(job: Job) -> None:
     from sdsage._ffi import params_json
 
     image = job.settings.verb == IMG
-    print(params_json(job.ctx, job.gen if image else None, None if image else job.gen))
+    text = params_json(job.ctx, job.gen if image else None, None if image else job.gen)
+    if job.settings["json"]:
+        console().result({"parameters": json.loads(text)})
+    else:
+        print(text)
 
 
 def check_mode(settings: Settings, expected: str) -> None:
@@ -79,7 +85,7 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
 
     settings = job.settings
     ask(settings, "check_memory", job.ctx, settings["device"], job.gen)
-    with Reporter(settings) as reporter:
+    with Reporter(settings, estimate(job)) as reporter:
         reporter.shown.update(settings.warnings)
         if settings["seed"] < 0 and not settings["seeds"]:
             reporter.note(f"seed {job.seeds[0]} was drawn")
@@ -204,10 +210,9 @@ def upscaled(frames: Any, upscaler: "Upscaler", repeats: int) -> Any:
 def show(run: Run) -> None:
     """The summary on stderr and the file names on stdout, or all of it as JSON on stdout."""
     values = summary(run)
-    if run.job.settings["json"]:
-        print(json.dumps(values, ensure_ascii=False))
-        return
-    if not run.job.settings["quiet"]:
-        print("\n".join(summary_lines(values)), file=sys.stderr)
-    for path in run.files:
-        print(path)
+    for line in summary_lines(values):
+        console().line(line, kind="summary")
+    console().result(values)
+    if not run.job.settings["json"]:
+        for path in run.files:
+            print(path)

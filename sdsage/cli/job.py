@@ -79,7 +79,7 @@ def check_inputs(settings: Settings) -> None:
     """Every named input file and folder exists, and pickled files are allowed."""
     for option in of_verb(settings.verb):
         value = settings[option.key]
-        if option.key in ("output", "preview_path", "config") or not value or value == option.default:
+        if option.key in ("output", "preview_path", "log_file", "config") or not value or value == option.default:
             continue
         if option.kind is Kind.FOLDER:
             for path in value if option.many else (value,):

@@ -322,6 +322,9 @@ _PREVIEW = (
            low=1, high=MAX_STEPS, needs=("--preview",), record=False),
     Option("--preview-noisy", "Show the noisy input of each step instead of the denoised guess", Panel.PREVIEW, SWITCH,
            needs=("--preview",), record=False),
+    Option("--preview-inline", "Show previews in the terminal too, where it can: kitty, Ghostty, iTerm2, WezTerm, "
+           "Konsole, mintty, foot and others; on tries it inside tmux as well", Panel.PREVIEW, CHOICE,
+           choices=("auto", "on", "off"), default="auto", needs=("--preview",), record=False),
     Option("--taesd-preview-only", "Use --taesd for previews and the VAE for the result", Panel.PREVIEW, SWITCH,
            target="ctx.tae_preview_only", needs=("--taesd",)),
 )  # fmt: skip
@@ -360,12 +363,14 @@ _RUN = (
            record=False),
     Option("--print-params", "Print the parameters as JSON and stop before anything is loaded", Panel.RUN, SWITCH,
            record=False),
-    Option("--json", "Print one JSON object on stdout instead of plain results", Panel.RUN, SWITCH,
-           verbs=RUNS | {DEVICES}, record=False),
-    Option("--quiet", "Show no progress and no summary; warnings and errors stay", Panel.RUN, SWITCH, short="-q",
-           verbs=RUNS, record=False),
+    Option("--json", "Print JSON on stdout: an object a line for each event, the last one with the result or the "
+           "error; docs/json.md has the fields", Panel.RUN, SWITCH, verbs=RUNS | {DEVICES}, record=False),
+    Option("--quiet", "Show no progress and no summary; warnings and errors stay, and of --json the last line",
+           Panel.RUN, SWITCH, short="-q", verbs=RUNS, record=False),
     Option("--verbose", "Show the engine's informative and debugging messages", Panel.RUN, SWITCH, short="-v",
            verbs=RUNS, record=False),
+    Option("--log-file", "File to the end of which everything is written with the time, the engine's debugging "
+           "messages included; it is never cut", Panel.RUN, FILE, verbs=RUNS, record=False),
     Option("--color", "Colour the level of each message even when stderr is no terminal", Panel.RUN, SWITCH, verbs=RUNS,
            record=False),
 )  # fmt: skip

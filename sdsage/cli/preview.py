@@ -40,9 +40,11 @@ class PreviewFile:
         """A preview of N x H x W x 3 arrived."""
         output = self.clip if self.clip is not None and len(frames) > 1 else self.still
         try:
-            output.write(frames, fps=self.fps)
+            path = output.write(frames, fps=self.fps)[0]
         except SdsageError as error:  # a full disk must not end the run
             self.reporter.message("warning", f"preview of step {step} was not written: {error}")
+            return
+        self.reporter.preview(step, path, frames)
 
 
 def engine_preview(settings: Settings) -> "Preview":

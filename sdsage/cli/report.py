@@ -1,14 +1,21 @@
-"""What the user sees while a verb runs, all of it on stderr: progress and messages."""
+"""What is told while a verb runs: progress and messages."""
 
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from .console import console
+from .eta import Estimate, duration
+
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from sdsage import Progress
     from sdsage.enums import LogLevel
 
@@ -29,14 +36,12 @@ _SOURCE = re.compile(r"^\S+\.[ch]pp:\d+\s*- ")  # "wan.hpp:123 - " in front of t
 _KNOWN = re.compile(r"align (generation request|hires target) up|ampling failed")
 _PICTURES = ("init_img", "end_img", "ref_image", "control_image", "control_video")
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "green", "debug": "dim", "note": "cyan"}
-_ANSI = {"error": "1;31", "warning": "33", "info": "32", "debug": "2", "note": "36"}
+_PAUSE = 0.2  # seconds between two lines about the tiles or tensors of a stage, which are many
 
 
 def say(level: str, text: str, color: bool = False) -> None:
-    """One message on stderr: "warning: ...", a line for each line of `text`."""
-    for line in text.rstrip("\n").split("\n"):
-        tag = f"\x1b[{_ANSI[level]}m{level}\x1b[0m" if color or sys.stderr.isatty() else level
-        print(f"{tag}: {line}", file=sys.stderr)
+    """One message: "warning: ...", a line for each line of `text`."""
+    console().message(level, text, color=color)
 
 
 def stage_name(progress: "Progress") -> str:
@@ -50,20 +55,27 @@ class Reporter:
 
     On a terminal each stage has a line with a bar (rich); elsewhere each event is a plain line. `quiet`
     leaves warnings and errors, `verbose` adds the engine's informative and debugging messages.
+
+    Args:
+        estimate: of the steps that a generation takes.
     """
 
-    def __init__(self, settings: "Settings") -> None:
-        self.quiet = bool(settings["quiet"])
+    def __init__(self, settings: "Settings", estimate: Estimate | None = None) -> None:
+        self.quiet = bool(settings["quiet"] or settings["json"])
         self.verbose = bool(settings["verbose"])
         self.color = bool(settings["color"])
         # the engine announces this stage even when there is no picture
         self._hidden = () if any(settings.values.get(key) for key in _PICTURES) else ("encode_image",)
+        self._settings = settings
+        self._draw: Callable[[NDArray[np.uint8]], None] | None = None
+        self._console = console()
+        self._json = bool(settings["json"])
         self.shown: set[str] = set()
+        self._estimate = estimate or Estimate()
         self._bars: Any = None
         self._task: Any = None
         self._stage: tuple[str, str | None] | None = None
-        self._began = 0.0
-        self._last = 0.0
+        self._began = self._last = self._told = 0.0
 
     def __enter__(self) -> Self:
         if not self.quiet and sys.stderr.isatty():
@@ -73,52 +85,71 @@ class Reporter:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}"))
             self._bars = Progress(*columns, console=Console(stderr=True, highlight=False))
             self._bars.start()
+            self._console.printer = self._print
+        if self._settings.values.get("preview", "none") != "none":
+            from .inline import can_draw
+
+            self._draw = can_draw(self._settings, self._bars, self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close_stage(failed=kind is not None)
+        self._console.printer = None
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
 
-    def message(self, level: str, text: str) -> None:
-        """A message; each warning is shown once."""
-        if level == "warning":
-            if text in self.shown:
-                return
-            self.shown.add(text)
-        if self._bars is None:
-            say(level, text, self.color)
-            return
+    def _print(self, level: str, text: str) -> None:
+        """A message above the bars."""
         from rich.text import Text
 
         for line in text.rstrip("\n").split("\n"):
             self._bars.console.print(Text.assemble((level, _STYLES[level]), ": ", line))
 
+    def message(self, level: str, text: str, *, show: bool = True) -> None:
+        """A message; each warning is shown once."""
+        if level == "warning":
+            if text in self.shown:
+                return
+            self.shown.add(text)
+        self._console.message(level, text, color=self.color, show=show)
+
     def note(self, text: str) -> None:
         """Something worth knowing that is no warning."""
-        if not self.quiet:
-            self.message("note", text)
+        self.message("note", text, show=not self.quiet)
 
     def log(self, level: "LogLevel", text: str) -> None:
         """A message of the engine: warnings and errors always, the others when asked for."""
         name = {"WARN": "warning", "ERROR": "error"}.get(level.name, level.name.lower())
         if self.verbose:
-            self.message(name, text)
+            self.message(name, text, show=not self._json or name in ("warning", "error"))
         elif name in ("warning", "error") and not _KNOWN.search(text):
             self.message(name, _SOURCE.sub("", text))
+        else:
+            self._console.log(name, text)
 
     def progress(self, progress: "Progress") -> None:
         """An event of the engine: a stage begins (step 0) or a step is complete."""
         if progress.stage in self._hidden:
             return
+        if progress.stage == "sample":
+            self._estimate.hear(progress)
         stage = (progress.stage, progress.expert)
         if stage != self._stage or progress.step == 0:
             self._open_stage(stage, stage_name(progress), progress.steps)
         if progress.step > 0:
             self._show_step(progress)
+
+    def preview(self, step: int, path: Path, frames: "NDArray[np.uint8]") -> None:
+        """A preview of N x H x W x 3 was written."""
+        height, width = frames.shape[1:3]
+        self._console.log("preview", f"{path} after step {step}")
+        fields = {"step": step, "file": str(path), "frames": len(frames), "width": width, "height": height}
+        self._console.event("preview", **fields)
+        if self._draw is not None:
+            self._draw(frames)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -129,11 +160,18 @@ class Reporter:
 
     def _open_stage(self, stage: tuple[str, str | None], title: str, steps: int) -> None:
         self._close_stage()
-        self._stage, self._began, self._last = stage, time.monotonic(), 0.0
+        self._stage, self._began, self._last, self._told = stage, time.monotonic(), 0.0, 0.0
+        self._console.event("stage", stage=stage[0], expert=stage[1], steps=steps)
+        self._line("stage", f"{title} ...")
         if self._bars is not None:
             self._task = self._bars.add_task(title, total=steps or None, detail="")
-        elif not self.quiet:
-            print(f"{title} ...", file=sys.stderr)
+
+    def _line(self, kind: str, text: str) -> None:
+        """For the log, and for stderr where no bar shows the same."""
+        if self._bars is not None or self.quiet:
+            self._console.log(kind, text)
+        else:
+            self._console.line(text, kind=kind)
 
     def _close_stage(self, failed: bool = False) -> None:
         if self._bars is not None and self._task is not None:
@@ -147,10 +185,28 @@ class Reporter:
         self._stage = self._task = None
 
     def _show_step(self, progress: "Progress") -> None:
+        sampling = progress.stage == "sample"
         step_seconds, self._last = progress.seconds - self._last, progress.seconds
-        left = (progress.steps - progress.step) * progress.seconds / progress.step
-        detail = f"{progress.step}/{progress.steps}, {step_seconds:.2f} s/it, {left:.0f} s left"
+        if sampling:
+            left = self._estimate.left()
+        else:
+            left = (progress.steps - progress.step) * progress.seconds / progress.step
+        detail = f"{progress.step}/{progress.steps}" + (f", {step_seconds:.2f} s/it" if sampling else "")
+        detail += "" if left is None else f", {duration(left)} left"
         if self._bars is not None:
             self._bars.update(self._task, completed=progress.step, total=progress.steps, detail=detail)
-        elif not self.quiet and progress.stage == "sample":  # elsewhere steps are tiles or tensors, and many
-            print(f"{stage_name(progress)} {detail}", file=sys.stderr)
+        now = time.monotonic()
+        if not sampling and now - self._told < _PAUSE and progress.step < progress.steps:
+            return
+        self._told = now
+        if sampling:
+            self._line("step", f"{stage_name(progress)} {detail}")
+        else:
+            self._console.log("step", f"{stage_name(progress)} {detail}")
+        fields: dict[str, Any] = {"stage": progress.stage, "expert": progress.expert}
+        fields |= {"step": progress.step, "steps": progress.steps}
+        fields |= {"seconds": round(step_seconds, 3) if sampling else None}
+        fields |= {"seconds_left": None if left is None else round(left, 3)}
+        if sampling:
+            fields |= {"overall_step": self._estimate.step, "overall_steps": self._estimate.steps}
+        self._console.event("step", **fields)

@@ -1,7 +1,7 @@
 """The settings of one run: --from < preset < config file < command line, each value checked, each problem gathered."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -187,7 +187,15 @@ def without_effect(settings: Settings) -> list[str]:
             reason = _why_idle(option, settings)
             if reason:
                 found.append(f"{option.name} has no effect {reason}")
-    return found
+    return found + list(_other_preview(settings))
+
+
+def _other_preview(s: Settings) -> Iterator[str]:
+    """The engine decodes previews with what there is."""
+    if s["preview"] == "tae" and not s.is_set("--taesd"):
+        yield "--preview tae needs --taesd: without it the VAE makes the preview, as with --preview vae"
+    if s["preview"] == "vae" and s.is_set("--taesd"):
+        yield "--preview vae is made by --taesd, as with --preview tae: the engine has no other decoder for it"
 
 
 def is_idle(option: Option, settings: Settings) -> bool:
@@ -216,11 +224,6 @@ def _one_side(s: Settings) -> str:
     return "" if not picture or (s["width"] and s["height"]) else "alone: both sides come from the input picture"
 
 
-def _preview_model(s: Settings) -> str:
-    missing = s["preview"] == "tae" and not s.is_set("--taesd")
-    return "without --taesd, which makes this preview" if missing else ""
-
-
 def _boundary(s: Settings) -> str:
     steps = s["high_noise_steps"]
     return f"with {steps} high-noise steps: give --high-noise-steps 0 to use it" if steps > 0 else ""
@@ -240,7 +243,6 @@ _CPU_SWITCHES = ("offload_to_cpu", "clip_on_cpu", "vae_on_cpu", "control_net_cpu
 _SPECIAL = {
     "width": _one_side,
     "height": _one_side,
-    "preview": _preview_model,
     "moe_boundary": _boundary,
     "output_begin_idx": _begin_index,
     "scm_mask": _scm,

@@ -1,9 +1,9 @@
 """`sdsage upscale`: one picture through an ESRGAN model."""
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .console import begin, console
 from .engine import engine
 from .generate import check_mode, make_upscaler, upscaled
 from .job import check_inputs
@@ -20,6 +20,7 @@ def run(raw: Mapping[str, Any]) -> None:
     from sdsage.media import load_image, read_metadata
 
     settings = merge(UPSCALE, raw)
+    begin(settings)
     output = check(settings)
     with engine(settings), Reporter(settings) as reporter:
         picture = load_image(settings["init_img"])
@@ -30,7 +31,9 @@ def run(raw: Mapping[str, Any]) -> None:
             files = output.write(frames, metadata=enlarged(read_metadata(settings["init_img"]), settings, size))
     height, width = frames.shape[1:3]
     values = {"files": [str(path) for path in files], "width": width, "height": height}
-    print(json.dumps(values, ensure_ascii=False) if settings["json"] else files[0])
+    console().result(values)
+    if not settings["json"]:
+        print(files[0])
 
 
 def check(settings: Settings) -> "Output":
