@@ -131,6 +131,13 @@ def test_pictures_with_the_engine_s_messages() -> None:
     assert found[-1]["files"] == ["output_0.png", "output_1.png"]
 
 
+def test_seeds_are_all_counted() -> None:
+    found = lines(*PICTURE, "--steps", "2", "--seeds", "5,9", "--hires", "--hires-scale", "2", "-o", "{seed}.png")
+    done = [(line["overall_step"], line["overall_steps"]) for line in of(found, "step") if line["stage"] == "sample"]
+    assert done == [(i + 1, 8) for i in range(8)]
+    assert found[-1]["results"] == [{"seed": 5, "files": ["5.png"]}, {"seed": 9, "files": ["9.png"]}]
+
+
 def test_quiet_leaves_the_last_line() -> None:
     assert len(lines(*PICTURE, "--steps", "1", "-q", "-W", "33")) == 1
     assert len(lines(*PICTURE, "--steps", "0", "-q", code=2)) == 1
@@ -158,8 +165,9 @@ def test_upscale_that_fails() -> None:
     assert (found[0]["event"], found[-1]["type"]) == ("start", "ModelError")
 
 
-def test_verbs_that_only_answer_give_one_line() -> None:
-    assert [line["event"] for line in lines("devices")] == ["result"]
+@pytest.mark.parametrize("args", [["devices"], ["config", "show", "vid-gen", "--preset", "tiny"]])
+def test_verbs_that_only_answer_give_one_line(args: list[str]) -> None:
+    assert [line["event"] for line in lines(*args)] == ["result"]
 
 
 def test_parameters_are_an_answer_too() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from .app import CONTEXT, GROUPS, SWITCH_NOTE, PanelCommand
+from .console import console
 from .option import IMG, VID, Option, Panel
 from .options import of_verb
 from .settings import Settings, merge
@@ -42,7 +43,7 @@ def run(verb: str, raw: Mapping[str, Any]) -> None:
     settings.problems.stop_if_any()
     if settings["json"]:
         options = {key: {"value": value, "from": settings.source(key)} for key, value in settings.values.items()}
-        print(json.dumps({"verb": verb, "options": options}, ensure_ascii=False))
+        console().result({"verb": verb, "options": options})
     else:
         print("\n".join(toml_lines(settings)))
 

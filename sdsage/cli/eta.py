@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .option import IMG, VID
+
 if TYPE_CHECKING:
     from sdsage import Progress
 
@@ -113,23 +115,31 @@ class Estimate:
 
 def estimate(job: "Job") -> Estimate:
     """That of a generation which begins."""
-    s, gen = job.settings, job.gen
+    from .seeds import parts
+
+    s = job.settings
     steps = len(s["sigmas"]) - 1 if s["sigmas"] else s["steps"]
     cost = _calls(s["cfg_scale"])
-    if s.verb == "img-gen":
-        plan = [Pass("sample", steps, cost)] * s["batch_count"]
-        if s["hires"]:
-            scale = s["hires_scale"]
-            if s["hires_width"] or s["hires_height"]:
-                width, height = (s["hires_width"] or s["hires_height"], s["hires_height"] or s["hires_width"])
-                scale = (width * height / (gen.width * gen.height)) ** 0.5
-            plan = plan + [Pass("hires", s["hires_steps"] or steps, cost * scale**2)] * s["batch_count"]
-        return Estimate([Pass(p.kind, p.steps, p.cost) for p in plan])
-    if not s["high_noise_diffusion_model"]:
-        return Estimate([Pass("sample", steps, cost)])
-    high = max(s["high_noise_steps"], 0)
-    plan = [Pass("high-noise", high, _calls(s["high_noise_cfg_scale"])), Pass("low-noise", steps, cost)]
-    return Estimate(plan, divided=0 if high else steps)
+    plan, divided = [], 0
+    for part in parts(s, job.seeds):
+        if s.verb == VID and s["high_noise_diffusion_model"]:
+            high = max(s["high_noise_steps"], 0)
+            divided = 0 if high else steps
+            plan += [Pass("high-noise", high, _calls(s["high_noise_cfg_scale"])), Pass("low-noise", steps, cost)]
+            continue
+        plan += [Pass("sample", steps, cost) for _ in range(part.count)]
+        if s.verb == IMG and s["hires"]:
+            more = cost * _hires_scale(job) ** 2
+            plan += [Pass("hires", s["hires_steps"] or steps, more) for _ in range(part.count)]
+    return Estimate(plan, divided)
+
+
+def _hires_scale(job: "Job") -> float:
+    s = job.settings
+    width, height = s["hires_width"] or s["hires_height"], s["hires_height"] or s["hires_width"]
+    if not width:
+        return float(s["hires_scale"])
+    return float((width * height / (job.gen.width * job.gen.height)) ** 0.5)
 
 
 def _calls(cfg_scale: float) -> float:
