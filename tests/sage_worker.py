@@ -32,18 +32,21 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
     return 999.0 if error == 0 else 10 * float(np.log10(float(np.ptp(b)) ** 2 / error))
 
 
-def run(model: str, break_it: bool = False, **fields: Any) -> dict[str, Any]:
+def run(model: str, break_it: bool = False, prompt: str = "a lovely cat", **fields: Any) -> dict[str, Any]:
     """One job on a context of its own."""
     with sdsage.Context(ctx_params(MODELS[model], **fields)) as context:
         lib.sdsage_test_break_sage(break_it)
         if model == "flux":
-            result = context.generate_image(small_image(), keep_latents=True)
+            result = context.generate_image(small_image(prompt=prompt), keep_latents=True)
         else:
-            result = context.generate_video(small_video(), keep_latents=True)
+            result = context.generate_video(small_video(prompt=prompt), keep_latents=True)
         lib.sdsage_test_break_sage(False)
-    latents = result.latents[0]
+        latents = result.latents[0]
+        decoded = hashlib.sha256(context.decode(DECODED[0] if DECODED else latents).tobytes()).hexdigest()
+        DECODED.append(latents)
     return {
         "latents": latents,
+        "decoded": decoded,
         "hash": hashlib.sha256(latents.tobytes() + result.frames.tobytes()).hexdigest(),
         "frames": result.frames,
         "attention": [[a.module, a.kernel, a.calls, a.why] for a in result.attention],
@@ -103,6 +106,7 @@ def broken() -> str:
     return ""
 
 
+DECODED: list[np.ndarray] = []  # the latents of the first run, which every context decodes
 MODELS = {"wan": files("tiny"), "flux": files("tiny-flux")}
 
 
@@ -127,6 +131,12 @@ def main() -> None:
     runs["plain again"] = run(model)
     for one in runs.values():
         one["psnr"] = psnr(one["latents"], plain["latents"])
+    other = "eight black horses at night"
+    far, far_sage = run(model, prompt=other), run(model, prompt=other, sage_attn=True)
+    found["another prompt"] = [
+        psnr(far["latents"], plain["latents"]),
+        psnr(far_sage["latents"], runs["auto"]["latents"]),
+    ]
     for one in runs.values():
         del one["latents"], one["frames"]
     found["runs"] = runs

@@ -71,6 +71,22 @@ def test_architectures_without_a_gpu_the_documented_list(answer: str, code: int,
     assert DOCUMENTED.replace("-real", "").replace(";", ", ") in (ROOT / "docs" / "building.md").read_text()
 
 
+def test_architectures_are_looked_for_again_in_an_old_build_folder(tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.24)\nproject(again NONE)\n"
+        f'list(APPEND CMAKE_MODULE_PATH "{MODULES}")\ninclude({ARCH[0]})\nmessage("RESULT ${{{ARCH[1]}}}")\n'
+    )
+    for asked in ("86-real", "90a-real;120a-real"):
+        done = subprocess.run(
+            ["cmake", "-S", tmp_path, "-B", tmp_path / "build"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "SDSAGE_CUDA_ARCHITECTURES": asked},
+            check=True,
+        )
+        assert result((done.stdout + done.stderr).splitlines()) == asked
+
+
 def test_jobs_default_to_cores_and_memory() -> None:
     jobs = int(result(script("SdsageBuildJobs", "SDSAGE_BUILD_JOBS")))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

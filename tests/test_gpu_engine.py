@@ -305,7 +305,7 @@ def test_sd_cli_command(files: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sdsage", "vid-gen", "-M", "vid_gen", *words, "-o", str(ours), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    entries = {a["module"]: a for a in json.loads(done.stdout)["attention"]}
+    entries = {a["module"]: a for a in json.loads(done.stdout.splitlines()[-1])["attention"]}
     assert entries["low-noise"]["calls"] == 10 * 2 * 4
     assert entries["high-noise"]["calls"] == 8 * 2 * 4
     assert entries["low-noise"]["kernel"] == entries["high-noise"]["kernel"] == sdsage.sage_info(device=GPU).kernel

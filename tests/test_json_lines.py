@@ -120,6 +120,9 @@ def test_a_video() -> None:
     assert [line["text"] for line in of(found, "warning")] == ["width 40 is not possible with this model: using 48"]
     assert found[-1]["files"] == ["猫 cat.gif"]
     assert found[-1]["width"] == 48
+    attention = {entry["module"]: entry for entry in found[-1]["attention"]}
+    assert attention["high-noise"]["kernel"] == attention["low-noise"]["kernel"] == "ordinary"
+    assert attention["high-noise"]["calls"] * 3 == attention["low-noise"]["calls"] * 2
 
 
 def test_pictures_with_the_engine_s_messages() -> None:

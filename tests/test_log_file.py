@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from tiny_cli import run
 
 from sdsage.cli import generate
-from sdsage.cli.app import build_app
 from sdsage.cli.console import Console
 from sdsage.errors import WorkerDied
 
@@ -22,12 +21,6 @@ LOG = ["--log-file", "run.log"]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(build_app(only=args[0]), list(args))
-    assert result.exit_code == code, result.output
-    return result
 
 
 def read(path: str = "run.log") -> list[tuple[str, str]]:

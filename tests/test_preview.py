@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT
-from PIL import Image, ImageSequence
-from typer.testing import CliRunner
+from PIL import Image
+from tiny_cli import frames_of, run
 
-from sdsage.cli.app import build_app
 from sdsage.cli.inline import ROWS, drawing, protocol
 
 SIZE = ["-W", "32", "-H", "32", "--steps", "2", "-t", "1", "-p", "a cat"]
@@ -30,17 +29,6 @@ Frames = np.ndarray[Any, np.dtype[np.uint8]]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(build_app(only=args[0]), list(args))
-    assert result.exit_code == code, result.output
-    return result
-
-
-def frames_of(path: str) -> Frames:
-    with Image.open(path) as image:
-        return np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)])
 
 
 # Of a rough guess there is a pixel for each of the latent's, and a frame for four of the video's.

@@ -88,6 +88,16 @@ class TestModels:
             assert ("VAE", "flash") in other
             assert ("VAE", "ordinary") in plain
 
+    def test_the_prompt_counts_as_without_it(self, model: str) -> None:
+        plain, sage = found_of(model)["another prompt"]
+        assert plain < 40
+        assert abs(plain - sage) < 1
+
+    def test_a_decode_is_the_same(self, runs: Any, model: str) -> None:
+        """The VAE's attention, one head of all channels, is none of its."""
+        kinds = ("plain", "plain again", "fp16", "fp8", "fp8++", "auto")
+        assert len({runs[kind]["decoded"] for kind in kinds}) == 1
+
     def test_off_means_off(self, runs: Any, model: str) -> None:
         """Also after other contexts of the process used it."""
         assert runs["plain again"]["hash"] == runs["plain"]["hash"]
