@@ -1,8 +1,8 @@
 """A first look at model files: is it there, readable, and of a kind that may be loaded."""
 
-import struct
 from pathlib import Path
 
+from sdsage._headers import sniff
 from sdsage.errors import ModelError
 from sdsage.params import SdCtxParams
 
@@ -22,19 +22,6 @@ PATH_FIELDS = {
     "control_net_path": "--control-net",
     "photo_maker_path": "--photo-maker",
 }
-
-
-def sniff(path: Path) -> str:
-    """ "gguf", "safetensors", "pickle" or "unknown", from the first bytes of a file."""
-    with path.open("rb") as f:
-        head = f.read(16)
-    if head[:4] == b"GGUF":
-        return "gguf"
-    if head[:2] == b"PK" or (len(head) > 1 and head[0] == 0x80 and head[1] <= 5):
-        return "pickle"
-    if len(head) > 9 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 2**32:
-        return "safetensors"
-    return "unknown"
 
 
 def check_model_file(path: str, where: str, allow_pickle: bool, folder_ok: bool = False) -> None:

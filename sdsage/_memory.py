@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sdsage import _job
 from sdsage._bounds import aligned_frames
-from sdsage._headers import tensor_shapes
+from sdsage._headers import look
 from sdsage._host import host_memory
 from sdsage._limits import hires_size
 from sdsage.errors import BadRequest
@@ -106,7 +106,9 @@ def costs(params: SdCtxParams, device: str | None) -> Costs:
 
 
 def _last_layer(path: Path) -> tuple[int, int] | None:
-    for name, shape in tensor_shapes(path).items():
+    header = look(path)
+    for name, tensor in header.tensors.items() if header is not None else ():
+        shape = tensor.shape
         if name.endswith(("decoder.conv_out.weight", "decoder.head.2.weight")) and len(shape) in (4, 5):
             patch = math.isqrt(shape[0] // 3)
             if patch and patch * patch * 3 == shape[0]:

@@ -8,26 +8,9 @@ from typing import Any
 import pytest
 from conftest import ROOT, ctx_params, small_image, small_video
 
-from sdsage import BadRequest, _headers, _memory
-from sdsage.tiny import FILES
+from sdsage import BadRequest, _memory
 
 GIB = 2**30
-
-
-@pytest.mark.parametrize("name", ["wan-t2v-low.gguf", "wan21-vae.safetensors", "umt5.gguf", "clip-l.safetensors"])
-def test_headers_are_read(name: str, tmp_path: Path) -> None:
-    file = tmp_path / name
-    file.write_bytes(FILES[name].build())
-    assert _headers.tensor_shapes(file) == {t.name: t.shape for t in FILES[name].tensors()}
-
-
-def test_a_damaged_header_tells_nothing(preset_files: Any, tmp_path: Path) -> None:
-    for source in (preset_files("tiny")["diffusion_model"], preset_files("tiny")["vae"]):
-        data = Path(source).read_bytes()
-        for length in (0, 3, 20, 100, 1000):
-            (tmp_path / "cut").write_bytes(data[:length])
-            assert _headers.tensor_shapes(tmp_path / "cut") == {}
-    assert _headers.tensor_shapes(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(("preset", "last"), [("tiny", (8, 1)), ("tiny-ti2v", (8, 2)), ("tiny-flux", None)])

@@ -92,7 +92,7 @@ def check_inputs(settings: Settings) -> None:
 
 def _check_pickle(name: str, path: str, settings: Settings) -> None:
     """Files with other names are judged when they are read, one at a time."""
-    from sdsage._files import sniff
+    from sdsage._headers import sniff
 
     pickled = path.lower().endswith(PICKLED) and os.path.isfile(path) and sniff(Path(path)) == "pickle"
     if pickled and not settings["allow_pickle"]:
