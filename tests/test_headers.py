@@ -123,7 +123,9 @@ HUGE = st.sampled_from([2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 
 @st.composite
 def faulty_gguf(draw: st.DrawFn) -> bytes:
     raw = bytearray(small_gguf())
-    kind = draw(st.sampled_from(["cut", "count", "length", "shape", "offset", "twice", "type", "nested", "align", "many"]))
+    kind = draw(
+        st.sampled_from(["cut", "count", "length", "shape", "offset", "twice", "type", "nested", "align", "many"])
+    )
     first = raw.index(b"blocks.0.weight")
     if kind == "cut":
         return bytes(raw[: draw(st.integers(0, len(raw) - 33))])
@@ -173,7 +175,9 @@ def faulty_safetensors(draw: st.DrawFn) -> bytes:
         name = '"blocks.0.weight":'
         return with_table(json.dumps(entries, separators=(",", ":")).replace('"blocks.1.weight":', name))
     if kind == "shape":
-        chosen["shape"] = draw(st.sampled_from([[2**63], [3, 33], [-3, -32], [96.0], [True], "3", [[3]], [2**40, 2**40]]))
+        chosen["shape"] = draw(
+            st.sampled_from([[2**63], [3, 33], [-3, -32], [96.0], [True], "3", [[3]], [2**40, 2**40]])
+        )
     elif kind == "offsets":
         chosen["data_offsets"] = draw(
             st.sampled_from([[0], [192, 2**63], [2**64, 2**64 + 192], [384, 192], [-192, 0], ["0", "192"], None])
@@ -215,12 +219,9 @@ def test_any_bytes_are_a_header_or_an_error(
         raw[at % len(raw)] = value
     file = tmp_path_factory.mktemp("any") / "model.bin"
     file.write_bytes(raw)
-    try:
-        header = read_bounded(file)
-    except ModelError as error:
-        assert str(file) in str(error)
-    else:
-        assert all(t.begin + t.nbytes <= len(raw) for t in header.tensors.values())
+    with bounded():
+        header = look(file)  # anything but a ModelError would come out
+    assert header is None or all(t.begin + t.nbytes <= len(raw) for t in header.tensors.values())
 
 
 # ---- the most that a file can ask for, in a file with a hole behind its header
@@ -389,7 +390,9 @@ def test_faulty_indexes(changes: dict[str, str], said: str, tmp_path: Path) -> N
         read_bounded(index)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": [1]}', '{"weight_map":' * 9999])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": [1]}', '{"weight_map":' * 9999]
+)
 def test_damaged_indexes(content: str, tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(content)

@@ -7,8 +7,19 @@ from typing import BinaryIO
 
 from sdsage.errors import ModelError
 
-from .header import MAX_DIMENSIONS, MAX_NAME, MAX_VALUE, Budget, Header, Tensor, TooLarge, Value, check_places
-from .header import damaged, shown
+from .header import (
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    MAX_VALUE,
+    Budget,
+    Header,
+    Tensor,
+    TooLarge,
+    Value,
+    check_places,
+    damaged,
+    shown,
+)
 from .types import GGML
 
 # Types of metadata values that have a fixed size: struct format. Texts and lists carry their length.
@@ -174,7 +185,7 @@ class _Window:
         if count > self._size - self.at:
             self.skip(count, what)  # raises
         at = self.at - self._base
-        if 0 <= at and at + count <= len(self._data):
+        if at >= 0 and at + count <= len(self._data):
             return
         self._file.seek(self.at)
         self._data, self._base = self._file.read(max(count, _WINDOW)), self.at

@@ -8,8 +8,20 @@ from typing import Any, BinaryIO
 
 from sdsage.errors import ModelError
 
-from .header import MAX_DIMENSIONS, MAX_NAME, MAX_TENSORS, MAX_VALUE, Budget, Header, Tensor, TooLarge, Value
-from .header import check_places, damaged, shown
+from .header import (
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    MAX_TENSORS,
+    MAX_VALUE,
+    Budget,
+    Header,
+    Tensor,
+    TooLarge,
+    Value,
+    check_places,
+    damaged,
+    shown,
+)
 from .types import SAFETENSORS
 
 INDEX = ".safetensors.index.json"

@@ -12,7 +12,7 @@ from sdsage.errors import BadRequest
 from .console import begin, console
 from .engine import ask, engine
 from .eta import estimate
-from .job import Job, build, resolve
+from .job import Job, Resolved, build, resolve
 from .option import IMG
 from .places import plan
 from .record import Run, merged, metadata, summary, summary_lines
@@ -38,6 +38,8 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
         seeds = choose(settings)
         places = None if settings["print_params"] else plan(settings, resolved.prompt, seeds)
         settings.problems.stop_if_any()
+        if places is not None:
+            look_ahead(settings, resolved)
         for sentence in settings.warnings:
             say("warning", sentence)
         job = build(settings, resolved, seeds)
@@ -58,6 +60,26 @@ def print_params(job: Job) -> None:
         console().result({"parameters": json.loads(text)})
     else:
         print(text)
+
+
+def look_ahead(settings: Settings, resolved: Resolved) -> None:
+    """Whether the model files fit together, from their headers.
+
+    Raises:
+        BadRequest: with a line for each problem.
+    """
+    from sdsage._preflight import Lora, files_of, preflight
+
+    found = preflight(
+        files_of(settings.values),
+        [Lora(lora.path, lora.is_high_noise) for lora in resolved.loras],
+        video=settings.verb != IMG,
+        preview_only_tae=settings["taesd_preview_only"],
+    )
+    for problem in found.problems:
+        settings.problems.add(problem)
+    settings.problems.stop_if_any()
+    settings.warnings += found.warnings
 
 
 def check_mode(settings: Settings, expected: str) -> None:

@@ -76,6 +76,12 @@ def _without_folder(name: str) -> str:
 
 def _find(name: str, folder: str, problems: Problems) -> str | None:
     base = os.path.join(folder, name)  # an absolute name stays as it is
+    if not _inside(base, folder):
+        problems.add(
+            f"LoRA {name!r} of the prompt leads out of {folder}: put the file there, or name its folder with "
+            "--lora-model-dir"
+        )
+        return None
     for suffix in _SUFFIXES:
         if Path(base + suffix).is_file():
             return os.path.normpath(base + suffix)
@@ -84,6 +90,12 @@ def _find(name: str, folder: str, problems: Problems) -> str | None:
         f".safetensors or .gguf there, or name its folder with --lora-model-dir"
     )
     return None
+
+
+def _inside(path: str, folder: str) -> bool:
+    """By the names alone: a link inside the folder may lead anywhere."""
+    top = os.path.abspath(folder)
+    return os.path.commonpath([top, os.path.abspath(path)]) == top
 
 
 def _weight(name: str, text: str, problems: Problems) -> float | None:
