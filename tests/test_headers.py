@@ -406,3 +406,12 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert len(read_header(file).tensors) == 4
     file.write_bytes(hand_made([], [entry(b"a")]))
     assert list(read_header(file).tensors) == ["a"]
+
+
+def test_a_length_that_looks_like_a_pickle(tmp_path: Path) -> None:
+    for length in (0x280, 0x480, 0x580):
+        content = with_table(json.dumps(table()).ljust(length))
+        assert content[0] == 0x80
+        file = tmp_path / "model.safetensors"
+        file.write_bytes(content)
+        assert len(read_header(file).tensors) == 4

@@ -28,10 +28,10 @@ def sniff(path: Path) -> str:
 def _kind(head: bytes) -> str:
     if head[:4] == b"GGUF":
         return "gguf"
+    if len(head) > 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32:
+        return "safetensors"  # before pickle: a length may begin with its bytes
     if head[:2] == b"PK" or (len(head) > 1 and head[0] == 0x80 and head[1] <= 5):
         return "pickle"
-    if len(head) > 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32:
-        return "safetensors"
     return "unknown"
 
 

@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from sdsage._headers.header import shown
+
 from .part import Part, Role, Shapes
 
 # Endings of LoRA tensors; what stands before them names the weight that is changed.
@@ -110,21 +112,25 @@ def match(shapes: Shapes, model: Part, weights: Shapes) -> Match | None:
             return None
         return Match(0, tuple(dict.fromkeys(strange)), ())
     known: dict[str, tuple[int, ...]] = {}
-    for name, shape in weights.items():  # a weight and its bias have one name here: the weight is compared
+    for name, weight in weights.items():  # a weight and its bias have one name here: the weight is compared
         if not name.endswith(".bias") or _plain(name) not in known:
-            known[_plain(name)] = shape
+            known[_plain(name)] = weight
     fitting: set[str] = set()
     unknown: dict[str, None] = {}
     unfit: dict[str, None] = {}
     for name, target in changed.items():
-        shape = known.get(_plain(target))
-        if shape is None:
+        theirs = known.get(_plain(target))
+        if theirs is None:
             unknown[target] = None
-        elif _fits(name, shapes[name], shape):
+        elif _fits(name, shapes[name], theirs):
             fitting.add(target)
         else:
-            unfit[f"{target}: {'x'.join(map(str, shapes[name]))}, the model's {'x'.join(map(str, shape))}"] = None
-    return Match(len(fitting - {u.split(":")[0] for u in unfit}), tuple(unknown), tuple(unfit))
+            unfit[f"tensor {shown(name)} is {_text(shapes[name])}, the model's is {_text(theirs)}"] = None
+    return Match(len(fitting), tuple(unknown), tuple(unfit))
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _fits(name: str, mine: tuple[int, ...], theirs: tuple[int, ...]) -> bool:

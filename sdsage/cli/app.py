@@ -1,4 +1,4 @@
-"""The typer application: five verbs, one module each, and what turns their errors into exit codes."""
+"""The typer application: a few verbs, one module each, and what turns their errors into exit codes."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +35,10 @@ VERBS = {
     "upscale": Verb(
         "Enlarge a picture with an ESRGAN model.",
         "sdsage upscale -i cat.png --upscale-model RealESRGAN_x4plus.safetensors -o cat-4x.png",
+    ),
+    "info": Verb(
+        "Tell what model files are, and with which settings pictures and videos were made.",
+        "sdsage info wan2.2-low.gguf style.safetensors cat.png",
     ),
     "devices": Verb("List the devices that models can run on.", "sdsage devices --json"),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from .option import Kind, Option
+from .option import INFO, Kind, Option
 from .options import REMOVED, RENAMED, by_key, of_verb
 from .settings import hidden_key
 
@@ -23,6 +23,9 @@ def command(verb: str, run: Callable[[Raw], None]) -> Callable[..., None]:
         run(raw)
 
     parameters = [p for option in of_verb(verb) for p in _parameters(option)] + _old_names(verb)
+    if verb == INFO:
+        files = typer.Argument(None, metavar="FILE...", help="Model files, pictures and videos.", show_default=False)
+        parameters.insert(0, _parameter("files", files, list[str]))
     body.__name__ = verb.replace("-", "_")
     body.__annotations__ = {p.name: p.annotation for p in parameters}
     body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
