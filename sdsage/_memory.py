@@ -99,10 +99,15 @@ def costs(params: SdCtxParams, device: str | None) -> Costs:
     decodes_tiny = bool(params.taesd_path) and not params.tae_preview_only
     file = params.vae_path or params.model_path
     last = _last_layer(Path(file)) if file and not decodes_tiny else None
-    main = device or next((d.name for d in _job.devices() if d.kind in ("gpu", "igpu")), _CPU)
+    main = main_device(device)
     decoding = _CPU if params.keep_vae_on_cpu else main
     free = {name: available(name) for name in (main, decoding, _CPU)}
     return Costs(not any(getattr(params, name) for name in NO_SCORES), last, main, decoding, free)
+
+
+def main_device(device: str | None) -> str:
+    """The device that a context gets: the one that was asked for, else the first GPU, else the CPU."""
+    return device or next((d.name for d in _job.devices() if d.kind in ("gpu", "igpu")), _CPU)
 
 
 def _last_layer(path: Path) -> tuple[int, int] | None:

@@ -39,6 +39,14 @@ def _check_memory(params: Any, device: str | None, job: Any) -> None:
     costs(params, device).check(job)
 
 
+def _gpu_memory(device: str | None) -> list[Any]:
+    """The name of the device that a context gets, and the bytes that are free on it (None: nobody tells)."""
+    from sdsage._memory import available, main_device
+
+    name = main_device(device)
+    return [name, available(name)]
+
+
 def _check_sage(kernel: Any, device: str | None) -> None:
     from sdsage._job import check_sage
 
@@ -71,6 +79,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "check_memory": _check_memory,
     "check_sage": _check_sage,
     "convert": _convert,
+    "gpu_memory": _gpu_memory,
     "preprocess_canny": _preprocess_canny,
 }
 

@@ -2,11 +2,14 @@
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from test_bad_models import lora_file
 from test_headers import entry, hand_made, parts, text
 from typer.testing import CliRunner
@@ -133,3 +136,19 @@ def test_texts_out_of_files_do_nothing_to_a_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in shown
     assert "\x07" not in shown
     assert as_json(file)[0]["metadata"]["score"] == "nan"
+
+
+def test_looking_at_files_loads_no_library(preset_files: Any, tmp_path: Path) -> None:
+    program = """
+import sys
+from sdsage._preflight import preflight
+from sdsage.cli.app import build_app
+files = sys.argv[1:]
+assert not preflight({"--diffusion-model": files[0], "--t5xxl": files[1], "--vae": files[2]}).problems
+build_app("info")(["info", *files], standalone_mode=False)
+assert "sdsage._ffi" not in sys.modules
+assert "numpy" not in sys.modules
+"""
+    files = preset_files("tiny")
+    paths = [files[name] for name in ("diffusion_model", "t5xxl", "vae")]
+    subprocess.run([sys.executable, "-P", "-c", program, *paths], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)

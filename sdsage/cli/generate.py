@@ -13,6 +13,7 @@ from .console import begin, console
 from .engine import ask, engine
 from .eta import estimate
 from .job import Job, Resolved, build, resolve
+from .memory import fit
 from .option import IMG
 from .places import plan
 from .record import Run, merged, metadata, summary, summary_lines
@@ -106,16 +107,19 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
     from .preview import PreviewFile, engine_preview
 
     settings = job.settings
+    todo = parts(settings, job.seeds)
+    job.ctx.free_params_immediately = len(todo) == 1
+    job.memory = fit(job, *ask(settings, "gpu_memory", settings["device"]))  # before the bounds: tiles may be chosen
     ask(settings, "check_memory", job.ctx, settings["device"], job.gen)
     with Reporter(settings, estimate(job)) as reporter:
         reporter.shown.update(settings.warnings)
         if settings["seed"] < 0 and not settings["seeds"]:
             reporter.note(f"seed {job.seeds[0]} was drawn")
+        if job.memory:
+            reporter.note(job.memory)
         more: dict[str, Any] = {}
         if settings["preview"] != "none":
             more = {"on_preview": PreviewFile(settings, reporter), "preview": engine_preview(settings)}
-        todo = parts(settings, job.seeds)
-        job.ctx.free_params_immediately = len(todo) == 1
         done: list[Run] = []
         with open_upscaler(settings, reporter) as upscaler:  # first: a wrong file is found before the work
 

@@ -9,6 +9,7 @@ from sdsage.enums import HiresUpscaler
 
 from .cache import BLOCK_MODES, cache_fields
 from .inputs import Inputs, input_files
+from .memory import check_vram
 from .option import IMG, Kind
 from .options import UPSCALERS, of_verb
 from .pictures import load_pictures
@@ -32,6 +33,7 @@ class Job:
         loras: what the tags of the prompt named.
         inputs: the files that the result is made from.
         engine: version, source pin, compiler and CUDA toolkit of the native library, known when it runs.
+        memory: what --vram chose, one sentence; "" without it.
     """
 
     settings: Settings
@@ -41,6 +43,7 @@ class Job:
     loras: list[Lora]
     inputs: Inputs
     engine: dict[str, Any] = field(default_factory=dict)
+    memory: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ def resolve(settings: Settings) -> Resolved:
             "text encoder and --vae, or --preset NAME"
         )
     check_type_rules(settings["tensor_type_rules"], problems)
+    check_vram(settings["vram"], problems)
     prompt, loras = extract_loras(
         settings["prompt"], settings["lora_model_dir"], problems, settings.located.get("lora_model_dir", {})
     )

@@ -231,6 +231,9 @@ _SIZE = (
 )  # fmt: skip
 
 _MEMORY = (
+    Option("--vram", "GPU memory that the run may use: --offload-to-cpu, --vae-tiling and --max-vram are chosen so "
+           "that it fits; auto takes what is free", Panel.MEMORY, unit="GiB, or auto", default_text="nothing is chosen",
+           record=False),
     Option("--offload-to-cpu", "Keep the weights in RAM and copy them to the GPU when they are needed", Panel.MEMORY,
            SWITCH, target="ctx.offload_params_to_cpu", verbs=GENERATE | {UPSCALE}),
     Option("--max-vram", "GPU memory for one part of the calculation, which is cut into parts to fit; 0 does not cut",

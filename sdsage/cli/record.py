@@ -208,6 +208,7 @@ def summary(run: Run) -> dict[str, Any]:
         "adjusted": list(run.adjusted),
         "attention": [asdict(a) for a in run.attention],
         "notes": list(run.notes),
+        "memory": run.job.memory,
         "options": recorded_options(run.job) | {"seed": run.job.seeds[0]},
     }
 
@@ -252,5 +253,6 @@ def summary_lines(values: dict[str, Any]) -> list[str]:
     rows += [("attention", sentence) for sentence in attention_lines(values["attention"])]
     rows += [("changed", sentence) for sentence in values["adjusted"]]
     rows += [("note", sentence) for sentence in values["notes"]]
+    rows += [("memory", values["memory"])] if values["memory"] else []
     width = max(len(title) for title, _ in rows)
     return [f"{title:<{width}}  {text}" for title, text in rows]

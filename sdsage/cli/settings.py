@@ -239,7 +239,7 @@ def _scm(s: Settings) -> str:
     return "" if s["cache_mode"] in BLOCK_MODES else f"with --cache-mode {s['cache_mode']}"
 
 
-_CPU_SWITCHES = ("offload_to_cpu", "clip_on_cpu", "vae_on_cpu", "control_net_cpu")
+_CPU_SWITCHES = ("vram", "offload_to_cpu", "clip_on_cpu", "vae_on_cpu", "control_net_cpu")
 _SPECIAL = {
     "width": _one_side,
     "height": _one_side,
