@@ -26,7 +26,7 @@ def info(*args: object, code: int = 0) -> Any:
 
 def as_json(*args: object, code: int = 0) -> list[dict[str, Any]]:
     found = json.loads(info("--json", *args, code=code).stdout)
-    assert list(found) == ["files"]
+    assert (found["event"], found["exit_code"], bool(found["problems"])) == ("result", code, code != 0)
     files: list[dict[str, Any]] = found["files"]
     return files
 

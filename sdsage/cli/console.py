@@ -82,10 +82,10 @@ class Console:
         if self.json and (event in ("result", "error") or not self.quiet):
             self._print(event, fields)
 
-    def result(self, values: Mapping[str, Any]) -> None:
-        """The last line of a command that worked. Without --json nothing is printed."""
+    def result(self, values: Mapping[str, Any], exit_code: int = 0) -> None:
+        """The last line of a command that worked, at least in part. Without --json nothing is printed."""
         self.log("result", as_json(values))
-        self.event("result", exit_code=0, **values)
+        self.event("result", exit_code=exit_code, **values)
 
     def failure(self, text: str, code: int, error: BaseException, *, show: bool = True) -> None:
         """The end of a command that did not: the message on stderr, and the last line."""

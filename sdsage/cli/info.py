@@ -10,6 +10,7 @@ from sdsage._headers import Header, read_header, sniff
 from sdsage._kinds import Contents, Match, Part, Role, contents, match_lora
 from sdsage.errors import BadRequest, SdsageError
 
+from .console import console
 from .values import Problems
 
 _NAMES = ("general.name", "general.basename", "modelspec.title", "ss_output_name", "title")
@@ -30,7 +31,7 @@ def run(raw: Mapping[str, Any]) -> None:
             problems.add(str(error))
     add_matches(found, models)
     if raw.get("json"):
-        print(json.dumps({"files": found}, allow_nan=False))
+        console().result({"files": found, "problems": problems.found}, exit_code=2 if problems.found else 0)
     else:
         print("\n\n".join("\n".join(lines(entry)) for entry in found), end="\n" if found else "")
     problems.stop_if_any()
