@@ -23,8 +23,8 @@ OUTSIDE = {
     "--print-params", "--verbose", "--color", "--hires-upscalers-dir", "--lora-model-dir",
 }  # fmt: skip
 OURS = {
-    "--allow-pickle", "--overwrite", "--preset", "--config", "--device", "--strict", "--json", "--quiet", "--seeds", "--vram",
-    "--tensors",
+    "--allow-pickle", "--overwrite", "--preset", "--config", "--device", "--strict", "--json", "--quiet", "--seeds",
+    "--vram", "--tensors",
     "--from-file", "--model-dir", "--ignore-hashes",
 }  # fmt: skip
 # A value that is not the default, where the kind of the option does not give one.

@@ -36,11 +36,10 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     with engine(settings):
         check_sage(settings)
         resolved = resolve(settings)
+        look_ahead(settings, resolved)
         seeds = choose(settings)
         places = None if settings["print_params"] else plan(settings, resolved.prompt, seeds)
         settings.problems.stop_if_any()
-        if places is not None:
-            look_ahead(settings, resolved)
         for sentence in settings.warnings:
             say("warning", sentence)
         job = build(settings, resolved, seeds)
@@ -64,11 +63,13 @@ def print_params(job: Job) -> None:
 
 
 def look_ahead(settings: Settings, resolved: Resolved) -> None:
-    """Whether the model files fit together, from their headers.
+    """Whether the model files fit together, from their headers; first, because it takes milliseconds.
 
     Raises:
         BadRequest: with a line for each problem.
     """
+    if settings.problems.found or settings["print_params"]:
+        return
     from sdsage._preflight import Lora, files_of, preflight
 
     found = preflight(
