@@ -65,10 +65,11 @@ def test_spellings_are_unique(verb: str) -> None:
 
 @pytest.mark.parametrize("option", TABLE, ids=IDS)
 def test_help_has_sentence_unit_and_default(option: Option) -> None:
-    sentence = option.sentence()
-    assert re.fullmatch(r"[A-Z].{3,} \(.+; default .+\)\.", sentence)
-    assert not option.help.endswith(".")
     for verb in option.verbs:
+        told = option.told_in(verb)
+        sentence = told.sentence()
+        assert re.fullmatch(r"[A-Z].{3,} \(.+; default .+\)\.", sentence)
+        assert not told.help.endswith(".")
         assert "".join(sentence.split()) in "".join(help_of(verb).split())  # lines break at hyphens too
 
 
@@ -93,6 +94,11 @@ def test_targets_exist(option: Option) -> None:
         value = cls()
         for name in path:
             value = getattr(value, name)
+
+
+def test_other_words_are_for_verbs_that_take_the_option() -> None:
+    for option in TABLE:
+        assert {verb for verb, _, _ in option.in_verb} <= option.verbs
 
 
 @pytest.mark.parametrize("option", TABLE, ids=IDS)

@@ -48,6 +48,7 @@ GROUPS = {
     "completion": "Print a script that completes commands in a shell.",
 }
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+_HELP = "Generate images and videos; 'sdsage VERB --help' lists the options of a verb."
 SWITCH_NOTE = "Each switch has a --no- form, such as --no-vae-tiling, to win over a preset and a config file."
 
 
@@ -55,7 +56,7 @@ class Group(TyperGroup):
     """The verbs. What is wrong with a command line is a line of --json too."""
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        self._json = "--json" in args
+        self._args = list(args)
         with self._told():
             return super().make_context(info_name, args, parent, **extra)
 
@@ -68,12 +69,19 @@ class Group(TyperGroup):
         try:
             yield
         except Exception as error:
-            words = getattr(error, "format_message", None)  # of typer's usage errors
-            if words is not None and self._json:
-                from .console import new_console
-
-                new_console({"json": True}).failure(words(), error.exit_code, error, show=False)  # type: ignore[attr-defined]
+            if hasattr(error, "format_message"):  # one of typer's, which will be shown
+                self._tell(error)
             raise
+
+    def _tell(self, error: Any) -> None:
+        from .console import new_console
+        from .habits import advice
+
+        more = advice(error.message, getattr(error, "option_name", None), self._args)
+        if more:
+            error.message, error.possibilities = f"{error.message.rstrip('.')}: {more}", None
+        if "--json" in self._args:
+            new_console({"json": True}).failure(error.format_message(), error.exit_code, error, show=False)
 
 
 class PanelCommand(TyperCommand):
@@ -109,7 +117,7 @@ def build_app(only: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings=CONTEXT,
     )
-    app.callback(help="Generate images and videos; 'sdsage VERB --help' lists the options of a verb.")(_root)
+    app.callback(help=f"{_HELP}\n\nExample: {VERBS['vid-gen'].example}")(_root)
     for name, verb in VERBS.items():
         note = f"\n\n{SWITCH_NOTE}" if name.endswith("-gen") else ""
         help = f"{verb.help}\n\nExample: {verb.example}{note}"

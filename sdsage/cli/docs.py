@@ -6,7 +6,7 @@ from sdsage import presets
 
 from .app import SWITCH_NOTE, VERBS
 from .option import GENERATE, Kind, Option, Panel
-from .options import REMOVED, RENAMED, TABLE, of_verb
+from .options import REMOVED, RENAMED, of_verb
 
 _HEAD = """\
 # Command line
@@ -114,7 +114,7 @@ def _section(title: str, verbs: tuple[str, ...]) -> Iterator[str]:
     yield f"\n## {title}\n"
     for verb in verbs:
         yield f"{VERBS[verb].help}\n\n```sh\n{VERBS[verb].example}\n```\n"
-    options = [o for o in TABLE if o in of_verb(verbs[0])]
+    options = of_verb(verbs[0])
     for panel in Panel.ORDER:
         rows = [o for o in options if o.panel == panel]
         if rows:

@@ -1,7 +1,7 @@
 """What the table in options.py is made of: an `Option` for each one, and the texts that follow from it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -81,6 +81,7 @@ class Option:
         beaten_by: the option has no effect when one of these is given.
         low, high: allowed range, ends included unless `low_open`.
         sets: what a switch writes to its target.
+        in_verb: (verb, help, default_text) where an option shared by several verbs is told in other words.
         record: False keeps the option out of metadata (how a file was made does not depend on it).
     """
 
@@ -105,10 +106,18 @@ class Option:
     many: bool = False
     sets: bool = True
     record: bool = True
+    in_verb: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def key(self) -> str:
         return self.name.removeprefix("--").replace("-", "_")
+
+    def told_in(self, verb: str) -> "Option":
+        """The same option in the words of a verb."""
+        for name, help, default_text in self.in_verb:
+            if name == verb:
+                return replace(self, help=help, default_text=default_text, in_verb=())
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -40,11 +40,13 @@ UPSCALERS = tuple(name for name in HiresUpscaler.choices() if name != "Model")
 WEIGHT_TYPES = tuple(weight_types())
 
 RUNS = GENERATE | {CONVERT, UPSCALE}
+_MUST = "none, it must be given"
 _ENGINE = "chosen by the engine for the model"
 
 _MODEL = (
     Option("--model", "Whole checkpoint with diffusion model, text encoder and VAE", Panel.MODEL, FILE, short="-m",
-           target="ctx.model_path", verbs=GENERATE | {CONVERT}),
+           target="ctx.model_path", verbs=GENERATE | {CONVERT},
+           in_verb=((CONVERT, "Model to convert: a file, or a folder in diffusers layout", _MUST),)),
     Option("--diffusion-model", "Diffusion model alone; of two experts, the low-noise one", Panel.MODEL, FILE,
            target="ctx.diffusion_model_path"),
     Option("--clip_l", "CLIP-L text encoder", Panel.MODEL, FILE, target="ctx.clip_l_path"),
@@ -57,7 +59,7 @@ _MODEL = (
     Option("--llm_vision", "Vision part of the language model", Panel.MODEL, FILE, aliases=("--qwen2vl_vision",),
            target="ctx.llm_vision_path"),
     Option("--vae", "VAE that turns latents into pictures", Panel.MODEL, FILE, target="ctx.vae_path",
-           verbs=GENERATE | {CONVERT}),
+           verbs=GENERATE | {CONVERT}, in_verb=((CONVERT, "VAE that goes into the same file", "none"),)),
     Option("--taesd", "Tiny autoencoder, which decodes faster and less exactly than the VAE", Panel.MODEL, FILE,
            aliases=("--tae",), target="ctx.taesd_path"),
     Option("--control-net", "ControlNet model", Panel.MODEL, FILE, target="ctx.control_net_path", only=IMG,
@@ -104,7 +106,8 @@ _PROMPT = (
 )  # fmt: skip
 
 _PICTURES = (
-    Option("--init-img", "Picture to start from", Panel.PICTURES, FILE, short="-i", verbs=GENERATE | {UPSCALE}),
+    Option("--init-img", "Picture to start from", Panel.PICTURES, FILE, short="-i", verbs=GENERATE | {UPSCALE},
+           in_verb=((UPSCALE, "Picture to enlarge", _MUST),)),
     Option("--end-img", "Last picture of the video, for models that take a first and a last one", Panel.PICTURES, FILE,
            only=VID),
     Option("--mask", "Grey picture that is white where --init-img may change", Panel.PICTURES, FILE, only=IMG,
@@ -309,7 +312,7 @@ _UPSCALING = (
     Option("--hires-upscale-tile-size", "Tile size of an upscaling model in --hires", Panel.UPSCALING, INT, default=128,
            unit="px", low=1, high=MAX_SIZE, target="img.hires.upscale_tile_size", only=IMG, needs=("--hires",)),
     Option("--upscale-model", "ESRGAN model that enlarges the finished pictures", Panel.UPSCALING, FILE,
-           verbs=GENERATE | {UPSCALE}),
+           verbs=GENERATE | {UPSCALE}, in_verb=((UPSCALE, "ESRGAN model that enlarges the picture", _MUST),)),
     Option("--upscale-repeats", "How often --upscale-model is applied", Panel.UPSCALING, INT, default=1, unit="times",
            low=1, high=8, needs=("--upscale-model",), verbs=GENERATE | {UPSCALE}),
     Option("--upscale-tile-size", "Tile size of --upscale-model", Panel.UPSCALING, INT, default=128, unit="px", low=1,
@@ -336,8 +339,9 @@ _OUTPUT = (
     Option("--output", "File to write, whose extension says what it is: .mp4, .webm, .gif, .webp for a video, .png, "
            ".jpg, .webp for pictures; frame_%04d.png writes numbered pictures; {seed}, {index}, {prompt} and {date} "
            "are filled in", Panel.OUTPUT, FILE, short="-o",
-           default_text="output.mp4 for a video, output.png for pictures, output.gguf for convert", verbs=RUNS,
-           record=False),
+           default_text="output.mp4 for a video, output.png for pictures", verbs=RUNS, record=False,
+           in_verb=((UPSCALE, "File to write: .png, .jpg or .webp", "output.png"),
+                    (CONVERT, "File to write: .gguf or .safetensors", "output.gguf"))),
     Option("--output-begin-idx", "First number of numbered files", Panel.OUTPUT, INT, default=-1, default_text="0",
            low=0, high=999999, record=False),
     Option("--overwrite", "Replace files that exist", Panel.OUTPUT, SWITCH, verbs=RUNS, record=False),
@@ -367,15 +371,17 @@ _RUN = (
     Option("--print-params", "Print the parameters as JSON and stop before anything is loaded", Panel.RUN, SWITCH,
            record=False),
     Option("--json", "Print JSON on stdout: an object a line for each event, the last one with the result or the "
-           "error; docs/json.md has the fields", Panel.RUN, SWITCH, verbs=RUNS | {DEVICES, INFO}, record=False),
+           "error; docs/json.md has the fields", Panel.RUN, SWITCH, verbs=RUNS | {DEVICES, INFO}, record=False,
+           in_verb=tuple((verb, "Print the answer as one line of JSON; docs/json.md has the fields", "")
+                         for verb in (DEVICES, INFO))),
     Option("--tensors", "List every tensor of a model file with its shape and number format", Panel.RUN, SWITCH,
            verbs=frozenset({INFO}), record=False),
     Option("--quiet", "Show no progress and no summary; warnings and errors stay, and of --json the last line",
            Panel.RUN, SWITCH, short="-q", verbs=RUNS, record=False),
     Option("--verbose", "Show the engine's informative and debugging messages", Panel.RUN, SWITCH, short="-v",
            verbs=RUNS, record=False),
-    Option("--log-file", "File to the end of which everything is written with the time, the engine's debugging "
-           "messages included; it is never cut", Panel.RUN, FILE, verbs=RUNS, record=False),
+    Option("--log-file", "Add everything to the end of this file with the time, the engine's debugging messages "
+           "included, whatever is shown", Panel.RUN, FILE, verbs=RUNS, record=False),
     Option("--color", "Colour the level of each message even when stderr is no terminal", Panel.RUN, SWITCH, verbs=RUNS,
            record=False),
 )  # fmt: skip
@@ -421,4 +427,4 @@ def by_key() -> dict[str, Option]:
 @cache
 def of_verb(verb: str) -> tuple[Option, ...]:
     """Options that a verb takes, in the order of the help."""
-    return tuple(o for panel in Panel.ORDER for o in TABLE if o.panel == panel and verb in o.verbs)
+    return tuple(o.told_in(verb) for panel in Panel.ORDER for o in TABLE if o.panel == panel and verb in o.verbs)

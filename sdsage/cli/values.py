@@ -7,6 +7,7 @@ from typing import Any
 
 from sdsage.errors import BadRequest
 
+from .habits import VALUES
 from .option import Kind, Option
 from .options import WEIGHT_TYPES
 
@@ -56,7 +57,8 @@ def _shown(raw: Any) -> str:
 
 def _advice(option: Option, raw: Any) -> str:
     if option.choices:
-        near = get_close_matches(str(raw), option.choices, n=1)
+        known = VALUES.get(str(raw).casefold())
+        near = [known] if known in option.choices else get_close_matches(str(raw), option.choices, n=1)
         return f"allowed is {option.allowed}" + (f"; did you mean {near[0]}?" if near else "")
     unit = f" ({option.unit})" if option.unit and option.kind in (Kind.INT, Kind.FLOAT) else ""
     return f"it takes {option.allowed}{unit}; leave it out for the default ({option.shown_default()})"
