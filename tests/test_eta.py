@@ -75,7 +75,7 @@ def test_it_ends_with_nothing_left(passes: list[list[float]], planned: bool) -> 
     for seconds in passes:
         left = run(estimate, None, seconds)
         assert all(x is None or x >= 0 for x in left)
-    assert left[-1] in (None, 0.0)
+    assert left[-1] == 0.0
     assert estimate.step == estimate.steps
 
 

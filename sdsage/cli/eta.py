@@ -97,11 +97,14 @@ class Estimate:
 
     def left(self) -> float | None:
         """Seconds; None until a step was measured."""
-        if not self._measured or self._at < 0:
+        if self._at < 0:
             return None
         here = self._plan[self._at]
         passes = [(here, here.steps - self._step), *((p, p.steps) for p in self._plan[self._at + 1 :])]
-        return sum(max(steps, 0) * self._seconds(p) for p, steps in passes)
+        waiting = [(p, steps) for p, steps in passes if steps > 0]
+        if waiting and not self._measured:
+            return None
+        return sum((steps * self._seconds(p) for p, steps in waiting), 0.0)
 
     def _seconds(self, p: Pass) -> float:
         """Of a step of this pass: measured, or told from the others by its cost."""
