@@ -1,4 +1,4 @@
-"""Input images: the engine's rules for channels, depth, alpha and orientation, and its crop-and-resize."""
+"""Input images: channels, depth, transparency, orientation, every format, and the engine's crop-and-resize."""
 
 import contextlib
 import struct
@@ -44,21 +44,49 @@ def test_lossless_rgb(tmp_path: Path, name: str) -> None:
     assert np.array_equal(load_image(str(tmp_path / name), channels=1), luma(RGB))
 
 
-def test_alpha_is_dropped_not_composited(tmp_path: Path) -> None:
-    Image.fromarray(NOISE, "RGBA").save(tmp_path / "a.png")
-    assert np.array_equal(load_image(tmp_path / "a.png"), RGB)
-    assert np.array_equal(load_image(tmp_path / "a.png", channels=1), luma(RGB))
+def laid_on(level: int, rgba: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """What a viewer shows of transparent pixels over a grey ground."""
+    share = rgba[..., 3:] / 255
+    return rgba[..., :3] * share + level * (1 - share)
 
 
-def test_palette_with_a_transparent_colour(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.png", "a.webp", "a.tiff", "a.tga"])
+def test_transparency_is_laid_on_white(tmp_path: Path, name: str) -> None:
+    Image.fromarray(NOISE, "RGBA").save(
+        tmp_path / name, **({"lossless": True, "exact": True} if "webp" in name else {})
+    )
+    notes: list[str] = []
+    assert np.abs(load_image(tmp_path / name, notes=notes) - laid_on(255, NOISE)).max() <= 1
+    (note,) = notes
+    assert name in note
+    assert "laid on white" in note
+    notes.clear()
+    grey = load_image(tmp_path / name, channels=1, notes=notes)
+    assert np.abs(grey - laid_on(0, NOISE) @ [[77 / 256], [150 / 256], [29 / 256]]).max() <= 2
+    assert "laid on black" in notes[0]
+
+
+def test_an_alpha_channel_that_hides_nothing_is_not_noted(tmp_path: Path) -> None:
+    Image.fromarray(RGB).convert("RGBA").save(tmp_path / "a.png")
+    notes: list[str] = []
+    assert np.array_equal(load_image(tmp_path / "a.png", notes=notes), RGB)
+    assert notes == []
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.gif"])
+def test_palette_with_a_transparent_colour(tmp_path: Path, name: str) -> None:
     image = Image.fromarray(RGB).quantize(16)
-    image.save(tmp_path / "a.png", transparency=3)
-    assert np.array_equal(load_image(tmp_path / "a.png"), np.asarray(image.convert("RGB")))
+    image.save(tmp_path / name, transparency=3)
+    expected = np.asarray(image.convert("RGB")).copy()
+    expected[np.asarray(image) == 3] = 255
+    notes: list[str] = []
+    assert np.array_equal(load_image(tmp_path / name, notes=notes), expected)
+    assert "laid on white" in notes[0]
 
 
-@pytest.mark.parametrize("mode", ["L", "LA", "1"])
+@pytest.mark.parametrize("mode", ["L", "1"])
 def test_grey(tmp_path: Path, mode: str) -> None:
-    image = Image.fromarray(np.ascontiguousarray(NOISE[..., :2]), "LA").convert(mode)
+    image = Image.fromarray(RGB[..., 0]).convert(mode)
     image.save(tmp_path / "a.png")
     grey = np.asarray(image.convert("L"))[..., None]
     assert np.array_equal(load_image(tmp_path / "a.png", channels=1), grey)
@@ -70,15 +98,120 @@ def test_16_bit_keeps_the_high_byte(tmp_path: Path, colour_type: int, channels: 
     samples = RNG.integers(0, 65536, (9, 13, channels), np.uint16)
     save_png16(tmp_path / "a.png", samples, colour_type)
     high = (samples >> 8).astype(np.uint8)
-    expected = high[..., :3] if channels > 2 else high[..., :1].repeat(3, axis=2)
-    assert np.array_equal(load_image(tmp_path / "a.png"), expected)
+    colour = high[..., :3] if channels > 2 else high[..., :1].repeat(3, axis=2)
+    expected = colour if channels % 2 else laid_on(255, np.concatenate([colour, high[..., -1:]], axis=2))
+    assert np.abs(load_image(tmp_path / "a.png") - expected).max() <= (0 if channels % 2 else 1)
 
 
-def test_exif_orientation_is_not_applied(tmp_path: Path) -> None:
+def test_16_bit_tiff(tmp_path: Path) -> None:
+    """Grey from black and from white, 12 bits, both byte orders, and colour, which Pillow reads but does not write."""
+    samples = RNG.integers(0, 65536, (9, 13), np.uint16)
+    high = (samples >> 8).astype(np.uint8)[..., None].repeat(3, axis=2)
+    Image.fromarray(samples).save(tmp_path / "grey.tiff")
+    assert np.array_equal(load_image(tmp_path / "grey.tiff"), high)
+    for order in "<>":
+        save_tiff(tmp_path / "a.tiff", samples[..., None], order, photometric=1)
+        assert np.array_equal(load_image(tmp_path / "a.tiff"), high)
+    save_tiff(tmp_path / "a.tiff", samples[..., None], "<", photometric=0)
+    assert np.array_equal(load_image(tmp_path / "a.tiff"), 255 - high)
+    colours = RNG.integers(0, 65536, (9, 13, 3), np.uint16)
+    save_tiff(tmp_path / "a.tiff", colours, "<", photometric=2)
+    assert np.array_equal(load_image(tmp_path / "a.tiff"), (colours >> 8).astype(np.uint8))
+
+
+def save_tiff(path: Path, samples: NDArray[np.uint16], order: str, photometric: int) -> None:
+    """A 16-bit TIFF in one strip: H x W x channels."""
+    height, width, channels = samples.shape
+    data = samples.astype(f"{order}u2").tobytes()
+    fields = {256: width, 257: height, 258: 16, 259: 1, 262: photometric, 273: 8, 277: channels, 278: height}
+    fields[279] = len(data)
+    bits = 8 + len(data)  # three of them do not fit into a field
+    body = struct.pack(f"{order}H", len(fields))
+    for tag, value in fields.items():
+        if tag == 258 and channels > 1:
+            body += struct.pack(f"{order}HHII", tag, 3, channels, bits)
+        else:
+            body += struct.pack(f"{order}HHII", tag, 4, 1, value)
+    directory = bits + 2 * channels
+    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, directory)
+    path.write_bytes(head + data + struct.pack(f"{order}{channels}H", *[16] * channels) + body + b"\0" * 4)
+
+
+@pytest.mark.parametrize("samples", [np.ones((4, 4), np.float32), np.ones((4, 4), np.int32)])
+def test_numbers_without_a_range_are_refused(tmp_path: Path, samples: NDArray[np.generic]) -> None:
+    Image.fromarray(samples).save(tmp_path / "a.tiff")
+    with pytest.raises(BadRequest, match=r"a\.tiff has .* numbers whose range"):
+        load_image(tmp_path / "a.tiff")
+
+
+# EXIF's number: how often the stored picture is turned by 90 degrees to the left, after it was mirrored or not
+TURNS = {1: (0, False), 2: (0, True), 3: (2, False), 4: (2, True)}
+TURNS |= {5: (1, True), 6: (3, False), 7: (3, True), 8: (1, False)}
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.webp", "a.tiff", "a.jpg"])
+@pytest.mark.parametrize("orientation", TURNS)
+def test_exif_orientation_is_applied(tmp_path: Path, name: str, orientation: int) -> None:
+    times, mirrored = TURNS[orientation]
     exif = Image.Exif()
-    exif[0x0112] = 6  # "turn by 90 degrees"
-    Image.fromarray(RGB).save(tmp_path / "a.png", exif=exif)
-    assert np.array_equal(load_image(tmp_path / "a.png"), RGB)
+    exif[0x0112] = orientation
+    blocks = np.kron(np.array([[0, 60, 120], [180, 220, 255]], np.uint8), np.ones((16, 16), np.uint8))
+    stored = np.stack([blocks, blocks // 2, 255 - blocks], axis=-1)
+    Image.fromarray(stored).save(tmp_path / name, exif=exif, lossless=True, quality=95, subsampling=0)
+    expected = np.rot90(stored[:, ::-1] if mirrored else stored, times)
+    for channels in (1, 3):
+        shown = load_image(tmp_path / name, channels=channels)  # type: ignore[arg-type]
+        wanted = expected if channels == 3 else luma(expected)
+        assert shown.shape == wanted.shape
+        assert np.abs(shown.astype(int) - wanted).max() <= {"a.jpg": 12, "a.webp": 1}.get(name, 0)
+
+
+def test_a_camera_picture_of_several_images(tmp_path: Path) -> None:
+    """MPO: a JPEG with a preview behind it, as telephones write."""
+    first = Image.fromarray(np.full((16, 24, 3), (200, 30, 40), np.uint8))
+    first.save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))])
+    notes: list[str] = []
+    shown = load_image(tmp_path / "a.jpg", notes=notes)
+    assert shown.shape == (16, 24, 3)
+    assert np.abs(shown.astype(int) - (200, 30, 40)).max() < 6
+    assert notes == []
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.tiff", "a.png"])
+def test_of_an_animation_the_first_image_is_used(tmp_path: Path, name: str) -> None:
+    pictures = [Image.new("RGB", (8, 6), colour) for colour in ("red", "lime", "blue")]
+    pictures[0].save(tmp_path / name, save_all=True, append_images=pictures[1:], lossless=True)
+    notes: list[str] = []
+    assert (load_image(tmp_path / name, notes=notes) == (255, 0, 0)).all()
+    assert "holds 3 images: the first is used" in notes[0]
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.tiff"])
+def test_cmyk(tmp_path: Path, name: str) -> None:
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / name)
+    notes: list[str] = []
+    shown = load_image(tmp_path / name, notes=notes)
+    assert np.abs(shown.astype(int) - (255, 0, 0)).max() <= 3
+    assert "CMYK" in notes[0]
+
+
+@pytest.mark.parametrize("suffix", ["avif", "jp2", "ico", "sgi", "pcx", "qoi", "tiff", "dds"])
+def test_other_formats_of_pillow(tmp_path: Path, suffix: str) -> None:
+    if suffix not in [s.lstrip(".") for s in Image.registered_extensions()]:
+        pytest.skip(f"this Pillow has no .{suffix}")
+    try:
+        Image.new("RGB", (16, 16), (200, 30, 40)).save(tmp_path / f"a.{suffix}")
+    except (KeyError, OSError):
+        pytest.skip(f"this Pillow does not write .{suffix}")
+    shown = load_image(tmp_path / f"a.{suffix}")
+    assert np.abs(shown.astype(int) - (200, 30, 40)).max() <= 4
+
+
+def test_postscript_is_not_run(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.eps")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.eps").read_bytes())
+    with pytest.raises(BadRequest, match="not an image that can be read"):
+        load_image(tmp_path / "a.png")
 
 
 def test_jpeg_and_webp(tmp_path: Path) -> None:
@@ -184,7 +317,10 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         load_image(tmp_path / "whole.png", channels=4)  # type: ignore[arg-type]
 
 
-@given(suffix=st.sampled_from(["png", "jpg", "bmp", "gif", "webp", "ppm", "tga"]), data=st.data())
+@given(
+    suffix=st.sampled_from(["png", "jpg", "bmp", "gif", "webp", "ppm", "tga", "tiff", "qoi", "pcx", "sgi"]),
+    data=st.data(),
+)
 def test_damage_never_escapes_as_another_error(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, data: st.DataObject
 ) -> None:

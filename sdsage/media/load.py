@@ -1,44 +1,53 @@
-"""Reading input images: the pixels that sd-cli would hand to the engine.
+"""Reading input images: the pixels that the engine is given, from any format that Pillow reads.
 
-What the loader does, because the engine's own does it:
-  - alpha is dropped, never composited; a palette becomes its colours; an animation gives its first image;
-  - 16-bit samples keep their high byte;
-  - an EXIF orientation is NOT applied: a photograph stored sideways is read sideways;
-  - one channel out of three is the luma (77 R + 150 G + 29 B) / 256; a JPEG gives its own Y plane.
-Grey images are accepted for three channels (sd-cli refuses them): the grey is repeated.
-PNG, BMP and PPM give sd-cli's exact bytes; JPEG decoders differ by a few levels in single pixels.
+  - an EXIF orientation is applied: a photograph stands as a viewer shows it;
+  - transparency is laid on white, in a mask on black; an animation gives its first image;
+  - 16-bit samples keep their high byte; CMYK is converted without a colour profile;
+  - one channel out of three is the luma (77 R + 150 G + 29 B) / 256; a JPEG gives its own Y plane;
+  - grey images are accepted for three channels: the grey is repeated.
+sd-cli ignores orientation and transparency, and refuses grey; apart from these, PNG, BMP and PPM give sd-cli's exact
+bytes. JPEG decoders differ by a few levels in single pixels.
 """
 
 import os
 import struct
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sdsage.errors import BadRequest
 
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TGA")
+# Ghostscript would be started; Windows only; no more than a header is read.
+_NOT_READ = {"EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"}
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")  # what sd-cli takes from a folder
 
 # Whatever Pillow's decoders let through on a damaged file.
-_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
+DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 
 
 def load_image(
-    path: str | os.PathLike[str], *, channels: Literal[1, 3] = 3, size: tuple[int, int] | None = None
+    path: str | os.PathLike[str],
+    *,
+    channels: Literal[1, 3] = 3,
+    size: tuple[int, int] | None = None,
+    notes: list[str] | None = None,
 ) -> NDArray[np.uint8]:
     """Read one image as H x W x channels, uint8.
+
+    `notes` gets a sentence for each thing in the file that is not in the pixels: transparency, more images, a profile.
 
     With `size` (width, height) an image of another size is cut around its middle to that aspect ratio, then
     resized: each output pixel is the mean of the area it covers, taken in linear light.
 
-    Raises BadRequest, naming the file, when it is missing, not an image, or damaged.
+    Raises BadRequest, naming the file, when it is missing, not an image, damaged, or of a kind without a fixed range of
+    values.
     """
-    pixels = _decode(Path(path), channels)
+    pixels = _decode(Path(path), channels, [] if notes is None else notes)
     if size is None or size == (pixels.shape[1], pixels.shape[0]):
         return pixels
     if min(size) < 1:
@@ -47,14 +56,18 @@ def load_image(
 
 
 def load_images_dir(
-    path: str | os.PathLike[str], *, size: tuple[int, int] | None = None, limit: int = 0
+    path: str | os.PathLike[str],
+    *,
+    size: tuple[int, int] | None = None,
+    limit: int = 0,
+    notes: list[str] | None = None,
 ) -> list[NDArray[np.uint8]]:
     """Read the images of a folder in file-name order, each as `load_image` would with three channels.
 
     Subfolders and files of other kinds are left out; `limit` > 0 stops after that many.
     Raises BadRequest when the folder is missing or holds no image.
     """
-    return [load_image(p, size=size) for p in image_files(path, limit)]
+    return [load_image(p, size=size, notes=notes) for p in image_files(path, limit)]
 
 
 def image_files(path: str | os.PathLike[str], limit: int = 0) -> list[Path]:
@@ -69,12 +82,21 @@ def image_files(path: str | os.PathLike[str], limit: int = 0) -> list[Path]:
     return files[:limit] if limit > 0 else files
 
 
-def _decode(path: Path, channels: Literal[1, 3]) -> NDArray[np.uint8]:
+@cache
+def formats() -> tuple[str, ...]:
+    """Pillow's names of the formats that are read."""
+    Image.init()
+    return tuple(name for name in Image.ID if name not in _NOT_READ)
+
+
+def _decode(path: Path, channels: Literal[1, 3], notes: list[str]) -> NDArray[np.uint8]:
     if channels not in (1, 3):
         raise BadRequest(f"channels={channels} is not possible: 3 for colour, 1 for a mask")
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            return _plane(image) if channels == 1 else _colour(image)
+        with Image.open(path, formats=formats()) as image:
+            if getattr(image, "n_frames", 1) > 1 and image.format not in ("MPO", "PSD"):  # previews, layers
+                notes.append(f"{path} holds {getattr(image, 'n_frames', 0)} images: the first is used")
+            return _plane(image, path, notes) if channels == 1 else _colour(image, path, notes)
     except FileNotFoundError:
         raise BadRequest(f"image {path} does not exist") from None
     except IsADirectoryError:
@@ -82,36 +104,75 @@ def _decode(path: Path, channels: Literal[1, 3]) -> NDArray[np.uint8]:
     except PermissionError as error:
         raise BadRequest(f"image {path} can't be read: {error.strerror}") from None
     except UnidentifiedImageError:
-        raise BadRequest(f"{path} is not an image that can be read: {', '.join(FORMATS)} are") from None
+        raise BadRequest(f"{path} is not an image that can be read: use PNG, JPEG, WebP, TIFF or BMP") from None
     except Image.DecompressionBombError:
         raise BadRequest(f"image {path} is too large to be a plausible input: make it smaller first") from None
-    except _DAMAGED as error:
+    except BadRequest:
+        raise
+    except DAMAGED as error:
         raise BadRequest(f"image {path} is damaged: {error}") from error
 
 
-def _grey(image: Image.Image) -> NDArray[np.uint8] | None:
-    """H x W of an image that is stored without colour, else None."""
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        return (np.asarray(image).astype(np.int32) >> 8).astype(np.uint8)
-    if image.mode in ("1", "L", "LA"):
-        return np.asarray(image.convert("L"))
-    return None
+def _colour(image: Image.Image, path: Path, notes: list[str]) -> NDArray[np.uint8]:
+    levels = _levels(image, (255, 255, 255), path, notes)
+    return levels.copy() if levels.ndim == 3 else np.repeat(levels[..., None], 3, axis=2)
 
 
-def _colour(image: Image.Image) -> NDArray[np.uint8]:
-    grey = _grey(image)
-    return np.asarray(image.convert("RGB")).copy() if grey is None else np.repeat(grey[..., None], 3, axis=2)
-
-
-def _plane(image: Image.Image) -> NDArray[np.uint8]:
+def _plane(image: Image.Image, path: Path, notes: list[str]) -> NDArray[np.uint8]:
     if image.format == "JPEG":
         image.draft("L", None)  # the decoder hands over Y instead of mixing it again from RGB
-    grey = _grey(image)
-    if grey is None:
-        r, g, b = np.moveaxis(np.asarray(image.convert("RGB")).astype(np.uint32), 2, 0)
+    levels = _levels(image, (0, 0, 0), path, notes)
+    if levels.ndim == 3:
+        r, g, b = np.moveaxis(levels.astype(np.uint32), 2, 0)
         half = 128 if image.format == "WEBP" else 0  # the engine rounds for WebP and cuts for all others
-        grey = ((77 * r + 150 * g + 29 * b + half) >> 8).astype(np.uint8)
-    return grey[..., None].copy()
+        levels = ((77 * r + 150 * g + 29 * b + half) >> 8).astype(np.uint8)
+    return levels[..., None].copy()
+
+
+def _levels(image: Image.Image, ground: tuple[int, int, int], path: Path, notes: list[str]) -> NDArray[np.uint8]:
+    """The upright image, laid on the colour `ground`: H x W when it is grey, else H x W x 3."""
+    image.load()
+    upright = _upright(image, path, notes)
+    deep = upright.mode == "I" or upright.mode.startswith("I;16")
+    if deep and image.format in ("PNG", "PPM", "TIFF", "JPEG2000") and (upright.mode != "I" or image.format != "TIFF"):
+        return _high_byte(np.asarray(upright), image)
+    if deep or upright.mode == "F":
+        kind = "floating-point" if upright.mode == "F" else "whole"
+        raise BadRequest(
+            f"image {path} has {kind} numbers whose range the file does not tell: save it with 8 or 16 bits, unsigned"
+        )
+    if upright.mode == "CMYK":
+        notes.append(f"{path} is in CMYK colours: they are converted without a colour profile and may look different")
+    if upright.has_transparency_data:
+        return np.asarray(_opaque(upright, ground, path, notes))
+    return np.asarray(upright.convert("L" if upright.mode in ("1", "L") else "RGB"))
+
+
+def _upright(image: Image.Image, path: Path, notes: list[str]) -> Image.Image:
+    """The image turned as its EXIF orientation says."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception as error:  # whatever a damaged EXIF block leads to; the pixels are whole
+        notes.append(f"{path} has EXIF data that can't be read ({error}): it is taken as it is stored")
+        return image
+
+
+def _high_byte(samples: NDArray[np.generic], image: Image.Image) -> NDArray[np.uint8]:
+    """16-bit grey as 8 bits. A TIFF may have 12 bits, and may count from white, which Pillow undoes for 8 bits only."""
+    tags = getattr(image, "tag_v2", {})
+    bits = tags.get(258, (16,))[0] if image.format == "TIFF" else 16
+    high = (samples.astype(np.int32) >> (bits - 8)).astype(np.uint8)
+    return 255 - high if tags.get(262) == 0 else high
+
+
+def _opaque(image: Image.Image, ground: tuple[int, int, int], path: Path, notes: list[str]) -> Image.Image:
+    layer = image.convert("RGBA")
+    if layer.getchannel("A").getextrema() == (255, 255):
+        return layer.convert("RGB")
+    notes.append(f"{path} is transparent in places: it is laid on {'white' if ground[0] else 'black'}")
+    below = Image.new("RGBA", layer.size, (*ground, 255))
+    below.alpha_composite(layer)
+    return below.convert("RGB")
 
 
 def _crop_to_aspect(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:

@@ -5,7 +5,9 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdsage.errors import BadRequest, OutputError, SdsageError
-from sdsage.media import naming, pyav, stills
+from sdsage.media import check, codecs, naming, pyav, stills
 from sdsage.media.metadata import Metadata
 
 IMAGE_SUFFIXES = tuple(stills.STILL_FORMATS)
@@ -32,6 +34,8 @@ class Output:
         begin_index: index of the first numbered file.
         template: what the names are made from, see `sdsage.media.naming`.
         fields: what the template's fields stand for, one for all files or one for each.
+        codec: key of `codecs.CODECS`; empty for what is neither .mp4 nor .webm.
+        crf: quality of the codec; None for its own.
         notes: one sentence for each way in which the last written file differs from what was given.
     """
 
@@ -42,6 +46,8 @@ class Output:
     begin_index: int
     template: str
     fields: tuple[Mapping[str, str], ...]
+    codec: str = ""
+    crf: int | None = None
     notes: list[str] = field(default_factory=list)
 
     def paths(self, count: int) -> list[Path]:
@@ -54,6 +60,11 @@ class Output:
         """The place of `count` pictures out of all, from number `first` on."""
         return replace(self, begin_index=self.begin_index + first, fields=self.fields[first : first + count], notes=[])
 
+    def check_size(self, width: int, height: int) -> None:
+        """Raises OutputError when frames of a size in px can't go into the file."""
+        if self.codec:
+            codecs.check_side(self.codec, width, height)
+
     def write(
         self,
         frames: NDArray[np.uint8],
@@ -64,26 +75,62 @@ class Output:
         """Write frames N x H x W x 3 (uint8); missing folders are made.
 
         `fps` counts for moving files only. `metadata` is one for all files, or one for each file.
-        Every file is written under a temporary name beside its place; all are renamed when all are whole.
+        Every file is written under a temporary name beside its place, opened again and checked; all are renamed
+        when all are whole and right.
         After any exception, Ctrl-C included, temporary files are gone and older files are as they were.
 
         Raises BadRequest for frames, fps or metadata of the wrong kind, OutputError when a file appeared
-        meanwhile, SdsageError when writing fails (disk full, size beyond the container's limit).
+        meanwhile, SdsageError when writing fails (disk full, size beyond the container's limit) or the file does not
+        hold what it should.
         """
         _check_frames(frames, fps)
         paths = self.paths(len(frames))
         _check_distinct(self.path, paths)
         infos = _one_each(metadata, len(paths))
         self.notes = list(self._differences(frames, fps))
+        with self._whole(paths) as parts:
+            for index, part in enumerate(parts):
+                if self.clip:
+                    self._write_clip(part, frames, fps, infos[index])
+                else:
+                    stills.write_still(part, self.suffix, frames[index], infos[index])
+                    check.check_still(part, self.suffix, frames[index])
+        return paths
+
+    @contextmanager
+    def stream(
+        self,
+        size: tuple[int, int],
+        fps: Fraction | int,
+        *,
+        metadata: Metadata | None = None,
+        time_base: Fraction | None = None,
+        sound: Any = None,
+    ) -> Iterator[pyav.VideoWriter]:
+        """An .mp4 or .webm file that takes one frame after the other, so that no more than one is in memory.
+
+        `size` is width and height in px; see `pyav.VideoWriter` for the rest. The file appears at the end of the
+        `with` block, checked as `write` does; an exception inside leaves everything as it was.
+        """
+        self.notes = list(self._padded(*size))
+        with self._whole(self.paths(1)) as (part,):
+            how: dict[str, Any] = {"codec": self.codec, "crf": self.crf, "size": size, "fps": fps}
+            how |= {"metadata": metadata, "time_base": time_base, "sound": sound}
+            with pyav.VideoWriter(part, self.suffix, **how) as writer:
+                yield writer
+            expected = check.Expected(writer.count, _even(*size), None if time_base else Fraction(fps))
+            check.check_video(part, self.suffix, self.codec, expected)
+
+    @contextmanager
+    def _whole(self, paths: Sequence[Path]) -> Iterator[list[Path]]:
+        """Temporary names for `paths`, which become them when the block ends without an exception."""
         targets = [Path(os.path.realpath(path)) for path in paths]  # through a link, as plain writing would
+        parts = [target.parent / f".sdsage-{secrets.token_hex(8)}.part" for target in targets]
         folders: list[Path] = []
-        parts: list[Path] = []
         try:
             for folder in dict.fromkeys(target.parent for target in targets):
                 _make_folder(folder, folders)
-            for index, target in enumerate(targets):
-                parts.append(target.parent / f".sdsage-{secrets.token_hex(8)}.part")
-                self._encode(parts[-1], frames if self.clip else frames[index], fps, infos[index])
+            yield parts
             _check_existing(targets, self.overwrite)
             for part, target in zip(parts, targets, strict=True):
                 _put(part, target, self.overwrite)
@@ -97,25 +144,31 @@ class Output:
                 reason = getattr(error, "strerror", None) or error
                 raise SdsageError(f"output {self.path!r} was not written: {reason}") from error
             raise
-        return paths
 
-    def _encode(self, part: Path, frames: NDArray[np.uint8], fps: int, metadata: Metadata | None) -> None:
-        if not self.clip:
-            stills.write_still(part, self.suffix, frames, metadata)
-        elif self.suffix == ".gif":
-            stills.write_gif(part, frames, fps, metadata)
+    def _write_clip(self, part: Path, frames: NDArray[np.uint8], fps: int, metadata: Metadata | None) -> None:
+        size = frames.shape[2], frames.shape[1]
+        expected = check.Expected(len(frames), size, Fraction(fps))
+        if self.suffix == ".gif":
+            times = stills.write_gif(part, frames, fps, metadata)
+            check.check_clip(part, self.suffix, expected, sum(times))
         elif self.suffix == ".webp":
-            stills.write_webp_clip(part, frames, fps, metadata)
+            times = stills.write_webp_clip(part, frames, fps, metadata)
+            check.check_clip(part, self.suffix, expected, sum(times))
         else:
-            pyav.write_video(part, self.suffix, frames, fps, metadata)
+            how: dict[str, Any] = {"codec": self.codec, "crf": self.crf, "size": size, "fps": fps}
+            pyav.write_video(part, self.suffix, frames, metadata=metadata, **how)
+            check.check_video(part, self.suffix, self.codec, expected._replace(size=_even(*size)))
+
+    def _padded(self, width: int, height: int) -> Iterator[str]:
+        stored = _even(width, height)
+        if stored != (width, height):
+            yield (
+                f"{self.suffix} needs even sizes: {width}x{height} is stored as {stored[0]}x{stored[1]}, edge repeated"
+            )
 
     def _differences(self, frames: NDArray[np.uint8], fps: int) -> Iterator[str]:
-        if self.clip and self.suffix in pyav.CODECS:
-            height, width = frames.shape[1:3]
-            bottom, right = pyav.padding(height, width)
-            if bottom or right:
-                stored = f"{width + right}x{height + bottom}"
-                yield f"{self.suffix} needs even sizes: {width}x{height} is stored as {stored}, edge repeated"
+        if self.codec:
+            yield from self._padded(frames.shape[2], frames.shape[1])
         if self.clip and self.suffix == ".gif":
             times = set(stills.frame_times(len(frames), fps, 100))
             if min(times) < stills.GIF_FASTEST:
@@ -133,17 +186,20 @@ def plan_output(
     overwrite: bool = False,
     begin_index: int | None = None,
     fields: Sequence[Mapping[str, str]] | None = None,
+    codec: str | None = None,
+    crf: int | None = None,
 ) -> Output:
     """Judge an output name for `count` images, or frames of a video; creates nothing.
 
     A video goes to .mp4, .webm, .gif or .webp, or with a pattern such as frame_%04d.png to one image per
     frame; a single frame also to an image name. Images go to .png, .jpg or .webp; several images under a
     plain name become name_0.png, name_1.png. Indices start at `begin_index` (negative or None: 0).
+    `codec` and `crf` count for .mp4 and .webm only, see `codecs.CODECS`.
 
     With `fields` (one for a video, one for each image) the name may hold {seed}, {prompt} and the like, each of which
     the fields give; without, braces are braces. An image that has no "index" gets its number.
 
-    Raises OutputError (BadRequest) for a name, folder or container that can't be used and, unless
+    Raises OutputError (BadRequest) for a name, folder, container or codec that can't be used and, unless
     `overwrite`, for files that exist already; MissingExtra when the container needs PyAV and there is none.
     """
     name = os.fspath(path)
@@ -166,8 +222,8 @@ def plan_output(
         _check_existing(targets, overwrite)
     except OSError as error:
         raise OutputError(f"output {name!r} can't be used: {error.strerror}") from error
-    if clip and suffix in pyav.CODECS:
-        pyav.check_encoder(suffix)
+    if clip and suffix in codecs.CONTAINERS:
+        output.codec, output.crf = codecs.choose_codec(suffix, codec, crf), crf
     return output
 
 
@@ -197,6 +253,12 @@ def _check_name(name: str, *, is_video: bool, count: int) -> str:
         problem = f"{suffix} is not possible" if suffix else "the extension is missing"
         remedy = f"use {_listed(allowed)}" + (f", or numbered images ({stem}_%04d.png)" if is_video else "")
     raise OutputError(f"output {name!r}: {problem}: {remedy}")
+
+
+def _even(width: int, height: int) -> tuple[int, int]:
+    """The size as MP4 and WebM store it."""
+    bottom, right = pyav.padding(height, width)
+    return width + right, height + bottom
 
 
 def _listed(names: Sequence[str]) -> str:

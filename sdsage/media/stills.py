@@ -43,10 +43,10 @@ def frame_times(count: int, fps: int, unit: int) -> list[int]:
     return [end - start for start, end in itertools.pairwise(ends)]
 
 
-def write_gif(path: Path, frames: NDArray[np.uint8], fps: int, metadata: Metadata | None) -> None:
+def write_gif(path: Path, frames: NDArray[np.uint8], fps: int, metadata: Metadata | None) -> list[int]:
     """Frames N x H x W x 3 over one palette for the whole clip, so that colours are steady; loops for ever.
 
-    Equal frames in a row are stored once and last longer.
+    Equal frames in a row are stored once and last longer. Returns how many milliseconds each of the N frames lasts.
     """
     palette = _clip_palette(frames)
     images = [Image.fromarray(frame).quantize(palette=palette) for frame in frames]
@@ -62,6 +62,7 @@ def write_gif(path: Path, frames: NDArray[np.uint8], fps: int, metadata: Metadat
         comment=comment,
         optimize=False,
     )
+    return times
 
 
 def _clip_palette(frames: NDArray[np.uint8]) -> Image.Image:
@@ -72,17 +73,19 @@ def _clip_palette(frames: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(pixels[None]).quantize(256, Image.Quantize.MAXCOVERAGE)
 
 
-def write_webp_clip(path: Path, frames: NDArray[np.uint8], fps: int, metadata: Metadata | None) -> None:
-    """Frames N x H x W x 3 as animated WebP (times in milliseconds), looping for ever."""
+def write_webp_clip(path: Path, frames: NDArray[np.uint8], fps: int, metadata: Metadata | None) -> list[int]:
+    """Frames N x H x W x 3 as animated WebP, looping for ever. Returns how many milliseconds each frame lasts."""
+    times = frame_times(len(frames), fps, 1000)
     images = [Image.fromarray(frame) for frame in frames]
     images[0].save(
         path,
         "WEBP",
         save_all=True,
         append_images=images[1:],
-        duration=frame_times(len(frames), fps, 1000),
+        duration=times,
         loop=0,
         quality=CLIP_QUALITY,
         exif=webp_exif(metadata) if metadata else b"",
         xmp=webp_xmp(metadata) if metadata else b"",
     )
+    return times
