@@ -102,7 +102,7 @@ $(VENV)/dev: $(VENV)/build-tools
 	touch $@
 
 $(VENV)/installed: $(VENV)/build-tools $(SOURCES)
-	$(INSTALL) ".[video]"
+	$(INSTALL) ".[video,hub]"
 	touch $@
 
 clean:

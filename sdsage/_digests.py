@@ -48,6 +48,15 @@ def sha256(path: str | os.PathLike[str]) -> str | None:
     return digest.hexdigest()
 
 
+def learn(path: str | os.PathLike[str], digest: str) -> None:
+    """Remembers the hash of a file that was computed elsewhere.
+
+    Raises:
+        OSError: the file can't be looked at.
+    """
+    _remember(os.path.realpath(path), [*_stamp(path), digest])
+
+
 class Digests:
     """Hashes files on a thread of the lowest priority beside other work, and never makes that work wait for long.
 

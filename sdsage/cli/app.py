@@ -33,7 +33,7 @@ VERBS = {
         "sdsage convert -m wan.safetensors --type q8_0 -o wan-q8_0.gguf",
     ),
     "upscale": Verb(
-        "Enlarge a picture with an ESRGAN model.",
+        "Enlarge a picture, or a video frame by frame, with an ESRGAN model.",
         "sdsage upscale -i cat.png --upscale-model RealESRGAN_x4plus.safetensors -o cat-4x.png",
     ),
     "info": Verb(
@@ -44,6 +44,7 @@ VERBS = {
 }
 # Modules with an application of their own instead of options from the table.
 GROUPS = {
+    "models": "List, show and fetch the models of the presets.",
     "config": "Show the settings that a command would run with.",
     "completion": "Print a script that completes commands in a shell.",
 }

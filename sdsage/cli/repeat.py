@@ -202,7 +202,7 @@ def _preset_files(recorded: Recorded, settings: Settings) -> list[str]:
     if recorded.preset not in presets.names():
         return []
     note = None if settings["quiet"] else lambda path: say("note", f"writing the tiny model {path}")
-    values = presets.load(recorded.preset, note).options.items()
+    values = presets.load(recorded.preset, note, missing_ok=True).options.items()
     return [str(value) for key, value in values if by_key()[key].kind is Kind.FILE]
 
 

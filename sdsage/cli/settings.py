@@ -12,11 +12,13 @@ from sdsage.errors import BadRequest
 from .cache import BLOCK_MODES
 from .option import GENERATE, Kind, Option
 from .options import REMOVED, RENAMED, by_key, of_verb
+from .prompt import lora_names
 from .report import say
 from .values import Problems, parse
 
 if TYPE_CHECKING:
     from sdsage import Worker
+    from sdsage.presets import PresetLora
 
     from .repeat import Recorded
 
@@ -33,6 +35,7 @@ class Settings:
         sources: where values came from, by option key; defaults are not in it.
         located: files that --from found, by the option of the folder where they would be looked up, then by name.
         problems: what is wrong; the caller adds its own and then calls `problems.stop_if_any()`.
+        preset_loras: those that the preset brings.
         worker: the process that runs the engine, inside `engine.engine`.
     """
 
@@ -44,6 +47,7 @@ class Settings:
     recorded: "Recorded | None" = None
     sources: dict[str, str] = field(default_factory=dict)
     located: dict[str, dict[str, str]] = field(default_factory=dict)
+    preset_loras: "tuple[PresetLora, ...]" = ()
     worker: "Worker | None" = None
 
     def __getitem__(self, key: str) -> Any:
@@ -71,7 +75,7 @@ def merge(verb: str, raw: Mapping[str, Any]) -> Settings:
     config = _read_config(given["config"], verb, settings.problems) if given.get("config") else {}
     quiet = bool(given.get("quiet", config.get("quiet")))
     preset_name = given.get("preset", config.get("preset"))
-    preset = _read_preset(preset_name, verb, settings.problems, quiet)
+    preset = _read_preset(preset_name, settings, {*config, *given}, quiet)
     settings.recorded = _read_recorded(
         given.get("from_file", config.get("from_file")), verb, {*preset, *config, *given}
     )
@@ -90,6 +94,7 @@ def merge(verb: str, raw: Mapping[str, Any]) -> Settings:
             except BadRequest as error:
                 settings.problems.add(str(error))
     settings.given = {*config, *given}
+    _add_loras(settings)
     if verb in GENERATE:
         settings.warnings += without_effect(settings)
     return settings
@@ -141,7 +146,8 @@ def _read_config(path: str, verb: str, problems: Problems) -> dict[str, Any]:
     return _checked_keys(table, f"--config {path}", verb, problems)
 
 
-def _read_preset(name: Any, verb: str, problems: Problems, quiet: bool) -> dict[str, Any]:
+def _read_preset(name: Any, settings: Settings, given: set[str], quiet: bool) -> dict[str, Any]:
+    verb = settings.verb
     if name is None:
         return {}
     if verb not in GENERATE or not isinstance(name, str):
@@ -151,8 +157,19 @@ def _read_preset(name: Any, verb: str, problems: Problems, quiet: bool) -> dict[
     mode = presets.mode(name)
     if mode != verb:
         raise BadRequest(f"--preset {name} is for {mode}, not for {verb}: run 'sdsage {mode}'")
-    preset = presets.load(name, None if quiet else lambda path: say("note", f"writing the tiny model {path}"))
-    return _checked_keys(preset.options, f"--preset {name}", verb, problems)
+    note = None if quiet else lambda path: say("note", f"writing the tiny model {path}")
+    preset = presets.load(name, note, without=given)
+    settings.preset_loras = preset.loras
+    return _checked_keys(preset.options, f"--preset {name}", verb, settings.problems)
+
+
+def _add_loras(settings: Settings) -> None:
+    """The LoRAs of the preset go into the prompt as tags, so that they are recorded there, unless it names them."""
+    named = lora_names(settings["prompt"]) if settings.preset_loras else set()
+    for lora in settings.preset_loras:
+        if lora.word not in named:
+            settings.values["prompt"] += lora.tag
+        settings.located.setdefault("lora_model_dir", {})[lora.word] = str(lora.path)
 
 
 def _read_recorded(path: Any, verb: str, overridden: set[str]) -> "Recorded | None":
@@ -235,6 +252,11 @@ def _begin_index(s: Settings) -> str:
     return "" if numbered or several else "on a single file: name one with %d, or ask for several results"
 
 
+def _container(s: Settings) -> str:
+    name = (s["output"] or ".mp4").lower()
+    return "" if name.endswith((".mp4", ".webm")) else "on this output: it is for .mp4 and .webm"
+
+
 def _scm(s: Settings) -> str:
     return "" if s["cache_mode"] in BLOCK_MODES else f"with --cache-mode {s['cache_mode']}"
 
@@ -245,6 +267,8 @@ _SPECIAL = {
     "height": _one_side,
     "moe_boundary": _boundary,
     "output_begin_idx": _begin_index,
+    "codec": _container,
+    "crf": _container,
     "scm_mask": _scm,
     "scm_policy": _scm,
 }
