@@ -13,7 +13,9 @@ from sdsage import _job, _memory
 from sdsage._bounds import MAX_THREADS, aligned_frames
 from sdsage._ffi import ffi, images_from_c, latents_from_c, latents_to_c, lib, text
 from sdsage._files import check_context_files, check_model_file
+from sdsage._fps import model_fps
 from sdsage._handle import Handle
+from sdsage._headers import look
 from sdsage._job import Attention, Hooks, OnLog, OnPreview, OnProgress, Preview, Step
 from sdsage._limits import check_image_job, check_references, check_video_job, hires_size
 from sdsage._remote import Remote, fact, in_worker
@@ -121,6 +123,7 @@ class Context(Handle):
             self._remote = Remote("Context", "context", isolated, (params,), more)
             return
         self._allow_pickle = allow_pickle
+        self._diffusion_path = params.diffusion_model_path or params.model_path
         if params.sage_attn:
             _job.check_sage(params.sage_kernel, device)
         check_context_files(params, allow_pickle)
@@ -186,10 +189,29 @@ class Context(Handle):
         return bool(lib.sdsage_has_two_experts(self._open))
 
     @property
+    def fps(self) -> int:
+        """Frames per second at which the model's videos are meant to be played."""
+        return model_fps(self.version_name)
+
+    @property
     @fact
     def size_multiple(self) -> int:
         """Width and height must be multiples of this many pixels."""
         return int(lib.sdsage_size_multiple(self._open))
+
+    @in_worker
+    def check_first_frame(self) -> None:
+        """Raises BadRequest unless a video of this model can begin with a given picture (`init_image`)."""
+        takes_pictures = bool(lib.sdsage_needs_encoder(self._open))
+        # VACE takes the picture as a reference, not as the first frame
+        header = look(self._diffusion_path) if takes_pictures else None
+        vace = header is not None and any("vace_" in name for name in header.tensors)
+        if vace or not (takes_pictures or self.version_name == "Wan 2.2 TI2V"):
+            raise BadRequest(
+                f"this model ({self.version_name}{', VACE' if vace else ''}) can't go on from a last frame, because it "
+                "takes no first one: use an image-to-video model, such as Wan2.2 I2V or TI2V, or leave out --extend"
+            )
+        self._check_encoder(True, takes_pictures)
 
     @in_worker
     def check_size(self, job: SdImgGenParams | SdVidGenParams) -> list[Adjustment]:

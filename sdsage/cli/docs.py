@@ -85,6 +85,37 @@ file, folders below included; a renamed one is found by size and hash. One that 
 an error that names it and its hash, unless its own option names another or `--ignore-hashes` is given. Pickles still
 need `--allow-pickle`. The same frames are to be expected from the same version on the same kind of device.
 
+## Videos
+
+A video is played at the speed of its model unless `--fps` says otherwise: 24 frames per second for Wan2.2 TI2V and
+LTX, 16 for every other Wan; the summary says which, and why. `--codec` and `--crf` choose how `.mp4` and `.webm` are
+written; `--codec list` prints what this machine can write. MP4 and WebM need even sizes: an odd edge is repeated once,
+and a note says so. Every file is opened again and checked before it gets its name (frames, times, size, pixel format,
+codec; of pictures, that they decode): one that is not right is an error, and an older file stays.
+
+Input pictures may be of any format that Pillow reads. They are turned as their EXIF orientation says, laid on white
+where they are transparent (masks on black), and of an animation the first image is used; notes say so. 16-bit samples
+keep their high byte. `sd-cli` knows neither orientation nor transparency, so there its result differs.
+
+`--extend 3` makes four parts: each begins with the last frame of the one before, which is kept once, so 33 frames
+become 129. The model must take a first picture (Wan2.2 I2V and TI2V, Wan2.1 I2V); `--end-img` is the end of the whole.
+Part i has seed + i, and all are in `part_seeds` of the metadata. What passes a seam is one picture, not the movement in
+it: motion may change there, and colours may drift a little with each part. When a later part fails, those before it are
+written to a file of their own, `cat_first_2_parts.mp4`.
+
+`sdsage upscale -i cat.mp4` enlarges a video, GIF or animated WebP frame by frame into `.mp4` or `.webm`: same speed,
+also where frames are uneven, with its metadata, and with its sound where the new file can hold it.
+
+## Models
+
+`sdsage models list` shows the presets below; `show NAME` the files and settings of one; `pull NAME` fetches its files,
+for which the extra `hub` is needed (`pip install 'sdsage[hub]'`); `path NAME` prints where they are. Files are kept in
+the cache that other programs of the hub use (`HF_HOME`), and found there when another program has fetched them. A pull
+asks for the free disk space first, goes on where an earlier one stopped, and checks the hash of each file. Then
+`--preset NAME` uses them where they are; files that are given as options are not needed. The LoRAs of a preset stand
+in the prompt that is recorded, and a tag of the same name in `--prompt` wins over them. `HF_ENDPOINT` names another
+hub, `HF_TOKEN` a key for files with terms.
+
 """
 
 

@@ -124,7 +124,7 @@ def estimate(job: "Job") -> Estimate:
     steps = len(s["sigmas"]) - 1 if s["sigmas"] else s["steps"]
     cost = _calls(s["cfg_scale"])
     plan, divided = [], 0
-    for part in parts(s, job.seeds):
+    for part in (part for part in parts(s, job.seeds) for _ in range(1 + (s.values.get("extend") or 0))):
         if s.verb == VID and s["high_noise_diffusion_model"]:
             high = max(s["high_noise_steps"], 0)
             divided = 0 if high else steps

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sdsage.errors import BadRequest
 
+from . import video
+from .codecs import show_codecs
 from .console import begin, console
 from .engine import ask, engine
 from .eta import estimate
@@ -31,6 +33,10 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     """Runs a generation from typer's values to the printed file names."""
     settings = merge(verb, raw)
     begin(settings)
+    if settings.values.get("codec") == "list":
+        settings.problems.stop_if_any()
+        show_codecs(settings)
+        return
     check_mode(settings, verb.replace("-", "_"))
     locate(settings)
     with engine(settings):
@@ -46,6 +52,8 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
         if places is None:
             print_params(job)
             return
+        for place in places:
+            place.check_size(job.gen.width, job.gen.height)
         done = generate(job, places)
     show(merged(done))
 
@@ -109,15 +117,15 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
 
     settings = job.settings
     todo = parts(settings, job.seeds)
-    job.ctx.free_params_immediately = len(todo) == 1
+    job.ctx.free_params_immediately = len(todo) == 1 and not settings.values.get("extend")
     job.memory = fit(job, *ask(settings, "gpu_memory", settings["device"]))  # before the bounds: tiles may be chosen
     ask(settings, "check_memory", job.ctx, settings["device"], job.gen)
     with Reporter(settings, estimate(job)) as reporter:
         reporter.shown.update(settings.warnings)
         if settings["seed"] < 0 and not settings["seeds"]:
             reporter.note(f"seed {job.seeds[0]} was drawn")
-        if job.memory:
-            reporter.note(job.memory)
+        for sentence in filter(None, (job.memory, *job.notes)):
+            reporter.note(sentence)
         more: dict[str, Any] = {}
         if settings["preview"] != "none":
             more = {"on_preview": PreviewFile(settings, reporter), "preview": engine_preview(settings)}
@@ -138,6 +146,7 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
                 isolated=settings.worker or True,
             ) as context:
                 check_size(context, job, reporter)
+                job.fps_why = video.settle_fps(settings, context) if settings.verb != IMG else ""
                 job.engine = ask(settings, "build_info")
                 if settings.recorded is not None:
                     for sentence in differences(settings.recorded, job.engine):
@@ -145,15 +154,17 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
                 if not settings["disable_image_metadata"]:
                     job.inputs.start_hashing()
                 for part in todo[:-1]:
-                    finish(start(context, job, part, more))
+                    finish(start(context, job, part, more, reporter, places[len(done)]))
                     reporter.note(f"{done[-1].files[0]} is written, {len(done)} of {len(todo)}")
-                result = start(context, job, todo[-1], more)
+                result = start(context, job, todo[-1], more, reporter, places[-1])
             finish(result)  # the last one without the model in memory
     return done
 
 
-def start(context: "Context", job: Job, part: Part, more: dict[str, Any]) -> "Result":
-    """Runs one part of the job; `more` holds what belongs to previews."""
+def start(
+    context: "Context", job: Job, part: Part, more: dict[str, Any], reporter: Reporter, output: "Output"
+) -> "Result":
+    """Runs one part of the job, which will go to `output`; `more` holds what belongs to previews."""
     from sdsage.params import SdImgGenParams
 
     job.gen.seed = job.seeds[part.first]
@@ -163,7 +174,7 @@ def start(context: "Context", job: Job, part: Part, more: dict[str, Any]) -> "Re
         return context.generate_image(job.gen, **more)
     if not context.two_experts:  # sd-cli's default of 20 high-noise steps is meant for two experts only
         job.gen.high_noise_sample_params.sample_steps = -1
-    return context.generate_video(job.gen, **more)
+    return video.generate(context, job, more, reporter, output)
 
 
 def check_size(context: "Context", job: Job, reporter: Reporter) -> None:
@@ -190,12 +201,14 @@ def write(job: Job, result: "Result", output: "Output", reporter: Reporter, upsc
             frames = upscaled(frames, upscaler, job.settings["upscale_repeats"])
         seconds = time.monotonic() - began
     stored = frames.shape[2], frames.shape[1]
-    run = Run(job, size, stored, len(frames), result.seeds, result.timings, result.adjusted, result.attention)
+    seeds = result.seeds if job.settings.verb == IMG else result.seeds[:1]
+    run = Run(job, size, stored, len(frames), seeds, result.timings, result.adjusted, result.attention)
+    run.part_seeds = result.seeds if job.settings.verb != IMG else ()
     began = time.monotonic()
     with reporter.stage("encode"):
         info = None if job.settings["disable_image_metadata"] else metadata(run)
-        files = output.write(frames, fps=job.settings["fps"], metadata=info)
-    run.files, run.notes = tuple(map(Path, files)), (*output.notes, *(job.inputs.notes() if info else ()))
+        files = output.write(frames, fps=job.settings["fps"] or 1, metadata=info)  # a picture has no speed
+    run.files, run.notes = tuple(map(Path, files)), (*job.notes, *output.notes, *(job.inputs.notes() if info else ()))
     run.upscale, run.encode = seconds, time.monotonic() - began
     return run
 

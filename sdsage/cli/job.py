@@ -34,6 +34,8 @@ class Job:
         inputs: the files that the result is made from.
         engine: version, source pin, compiler and CUDA toolkit of the native library, known when it runs.
         memory: what --vram chose, one sentence; "" without it.
+        notes: one sentence for each thing in the input pictures that the engine does not get.
+        fps_why: where the frames per second come from, known when the model is loaded; empty for pictures.
     """
 
     settings: Settings
@@ -44,6 +46,8 @@ class Job:
     inputs: Inputs
     engine: dict[str, Any] = field(default_factory=dict)
     memory: str = ""
+    notes: tuple[str, ...] = ()
+    fps_why: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ def build(settings: Settings, resolved: Resolved, seeds: tuple[int, ...]) -> Job
         gen.hires.enabled = resolved.hires_upscaler != "None"
         gen.hires.upscaler = HiresUpscaler.parse(resolved.hires_upscaler)
         gen.hires.model_path = resolved.hires_model
-    return Job(settings, ctx, gen, seeds, resolved.loras, input_files(settings, resolved))
+    return Job(settings, ctx, gen, seeds, resolved.loras, input_files(settings, resolved), notes=tuple(pictures.notes))
 
 
 def set_path(root: object, path: str, value: Any) -> None:

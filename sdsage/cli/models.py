@@ -10,7 +10,7 @@ import typer
 from sdsage.errors import MissingExtra
 
 from .app import CONTEXT, GROUPS
-from .report import say
+from .console import console
 
 Run = Callable[[Mapping[str, Any]], None]
 
@@ -107,7 +107,7 @@ def list_presets(raw: Mapping[str, Any]) -> None:
 
     found = [describe(name) for name in presets.names()]
     if raw["json"]:
-        print(json.dumps({"models": found}, ensure_ascii=False))
+        console().result({"models": found})
         return
     rows = [("NAME", "VERB", "SIZE", "STATE", "WHAT IT IS")]
     rows += [(m["name"], m["verb"], _size(m), m["state"], m["description"]) for m in found]
@@ -124,7 +124,7 @@ def _size(model: Mapping[str, Any]) -> str:
 def show_preset(raw: Mapping[str, Any]) -> None:
     found = describe(raw["name"])
     if raw["json"]:
-        print(json.dumps(found, ensure_ascii=False))
+        console().result(found)
         return
     print(f"{found['name']}: {found['description']}\n\nfiles ({found['state']}; {_size(found)}):")
     for row in found["files"]:
@@ -146,8 +146,7 @@ def pull_preset(raw: Mapping[str, Any]) -> None:
     from sdsage import hub, presets
 
     def note(sentence: str) -> None:
-        if not raw["quiet"]:
-            say("note", sentence)
+        console().message("note", sentence)
 
     files = presets.hub_files(raw["name"])
     if not files:
@@ -164,8 +163,7 @@ def print_paths(raw: Mapping[str, Any]) -> None:
     preset = presets.load(raw["name"])
     paths = {option: str(preset.options[option]) for option in presets.files(raw["name"])}
     paths |= {lora.word: str(lora.path) for lora in preset.loras}
-    print(
-        json.dumps({"name": raw["name"], "paths": paths}, ensure_ascii=False)
-        if raw["json"]
-        else "\n".join(paths.values())
-    )
+    if raw["json"]:
+        console().result({"name": raw["name"], "paths": paths})
+    else:
+        print("\n".join(paths.values()))

@@ -36,6 +36,7 @@ SAMPLERS, SCHEDULERS = SampleMethod.choices(), Scheduler.choices()
 CACHE_MODES = CacheMode.choices()
 RNGS = RngType.choices()
 # "Model" stands for a file, which is given by its name.
+CODECS = ("h264", "h265", "vp9", "av1")  # as in sdsage.media.codecs, which is not loaded for a help text
 UPSCALERS = tuple(name for name in HiresUpscaler.choices() if name != "Model")
 WEIGHT_TYPES = tuple(weight_types())
 
@@ -226,8 +227,11 @@ _SIZE = (
            INT, short="-H", unit="px", low=1, high=MAX_SIZE, default_text="that of the input picture, else 512"),
     Option("--video-frames", "Length of the video; a count other than 4n+1 is lowered to the next one", Panel.SIZE, INT,
            default=1, unit="frames", low=1, high=MAX_FRAMES, target="vid.video_frames", only=VID),
-    Option("--fps", "Speed at which the video is played", Panel.SIZE, INT, default=16, unit="frames per second", low=1,
-           high=1000, only=VID),
+    Option("--fps", "Speed at which the video is played", Panel.SIZE, INT, unit="frames per second", low=1, high=1000,
+           only=VID, default_text="that of the model: 24 for Wan2.2 TI2V and LTX, 16 for every other Wan"),
+    Option("--extend", "Go on from the last frame this many times, each time by --video-frames less one, for models "
+           "that take a picture; part i has seed + i, and a seam may show as a change of motion", Panel.SIZE, INT,
+           default=0, unit="times", low=0, high=1000, only=VID, verbs=frozenset({VID})),
     Option("--batch-count", "Pictures or videos to make, one after the other, the next one always with the next seed",
            Panel.SIZE, INT, default=1, short="-b", unit="pictures or videos", low=1, high=1000,
            target="img.batch_count", beaten_by=("--seeds",), record=False),
@@ -344,6 +348,12 @@ _OUTPUT = (
                     (CONVERT, "File to write: .gguf or .safetensors", "output.gguf"))),
     Option("--output-begin-idx", "First number of numbered files", Panel.OUTPUT, INT, default=-1, default_text="0",
            low=0, high=999999, record=False),
+    Option("--codec", "Codec of .mp4 (h264, h265, av1) and .webm (vp9, av1); 'list' prints what this machine can write",
+           Panel.OUTPUT, CHOICE, choices=(*CODECS, "list"), verbs=frozenset({VID, UPSCALE}), record=False,
+           default_text="h264 in .mp4, vp9 in .webm"),
+    Option("--crf", "Quality of the codec: lower is better and larger", Panel.OUTPUT, INT, unit="steps", low=0, high=63,
+           verbs=frozenset({VID, UPSCALE}), record=False,
+           default_text="that of the codec: h264 17, h265 20, vp9 18, av1 24"),
     Option("--overwrite", "Replace files that exist", Panel.OUTPUT, SWITCH, verbs=RUNS, record=False),
     Option("--disable-image-metadata", "Leave prompt and settings out of the files", Panel.OUTPUT, SWITCH,
            aliases=("--no-metadata",), record=False),

@@ -3,8 +3,8 @@
 import time
 from typing import TYPE_CHECKING
 
-from sdsage._bounds import aligned_frames
 from sdsage.errors import BadRequest, OutputError
+from sdsage.extend import check_extension, extended_frames
 
 from .option import IMG
 from .seeds import parts
@@ -52,7 +52,8 @@ def _videos(name: str, fields: list[dict[str, str]], begin: int, settings: Setti
     """One place for each video. Its number is {index}; %d counts the frames inside one video."""
     from sdsage.media import naming, plan_output
 
-    frames = aligned_frames(settings["video_frames"])
+    check_extension(settings["video_frames"], settings["extend"], bool(settings["control_video"]))
+    frames = extended_frames(settings["video_frames"], settings["extend"])
     several = len(fields) > 1 and not naming.is_pattern(name) and not naming.fields_of(name) & {"index", "seed"}
     template = naming.numbered(name) if several else name
     places = [
@@ -62,6 +63,8 @@ def _videos(name: str, fields: list[dict[str, str]], begin: int, settings: Setti
             count=frames,
             overwrite=settings["overwrite"],
             begin_index=begin,
+            codec=settings["codec"],
+            crf=settings["crf"],
             fields=[{"index": str(begin + i), **field}],
         )
         for i, field in enumerate(fields)

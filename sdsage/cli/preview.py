@@ -26,8 +26,8 @@ class PreviewFile:
         from sdsage.media import plan_output
 
         self.reporter = reporter
-        path, fps = settings["preview_path"], settings["fps"]
-        self.fps = max(1, fps // 4) if settings["preview"] == "proj" else fps
+        self._settings = settings
+        path = settings["preview_path"]
         frames = settings["video_frames"] if settings.verb == VID else 1
         stem, suffix = os.path.splitext(path)
         clip = f"{stem}.webp" if suffix.lower() == ".png" else path
@@ -36,11 +36,16 @@ class PreviewFile:
         if frames > 1:
             self.clip = plan_output(clip, video=True, count=frames, overwrite=True)
 
+    def _fps(self) -> int:
+        """Known since the model is loaded; a picture has none."""
+        fps = self._settings["fps"] or 1
+        return max(1, fps // 4) if self._settings["preview"] == "proj" else int(fps)
+
     def __call__(self, step: int, frames: Any, noisy: bool) -> None:
         """A preview of N x H x W x 3 arrived."""
         output = self.clip if self.clip is not None and len(frames) > 1 else self.still
         try:
-            path = output.write(frames, fps=self.fps)[0]
+            path = output.write(frames, fps=self._fps())[0]
         except SdsageError as error:  # a full disk must not end the run
             self.reporter.message("warning", f"preview of step {step} was not written: {error}")
             return

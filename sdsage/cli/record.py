@@ -28,6 +28,7 @@ class Run:
         stored: width and height in px as written.
         adjusted: one sentence for each size or frame count that the model could not take.
         attention: which kernels computed it, how often.
+        part_seeds: of a video that was extended, the seed of each part.
         encode: seconds that writing the files took; `upscale` those of --upscale-model.
     """
 
@@ -41,6 +42,7 @@ class Run:
     attention: "tuple[Attention, ...]"
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    part_seeds: tuple[int, ...] = ()
     upscale: float = 0.0
     encode: float = 0.0
 
@@ -112,6 +114,8 @@ def _data(run: Run, seed: int) -> dict[str, Any]:
     }
     if settings.verb != IMG:
         data |= {"frames": run.frames, "fps": settings["fps"]}
+        if len(run.part_seeds) > 1:
+            data["part_seeds"] = list(run.part_seeds)
     if run.stored != run.size:
         data |= {"stored_width": run.stored[0], "stored_height": run.stored[1]}
     return data
@@ -202,7 +206,8 @@ def summary(run: Run) -> dict[str, Any]:
         "width": run.stored[0],
         "height": run.stored[1],
         "frames": run.frames,
-        **({"fps": run.job.settings["fps"]} if run.job.settings.verb != IMG else {}),
+        **({"part_seeds": list(run.part_seeds)} if len(run.part_seeds) > 1 else {}),
+        **({"fps": run.job.settings["fps"], "fps_why": run.job.fps_why} if run.job.settings.verb != IMG else {}),
         "steps": len(t.steps),
         "seconds": {name: None if value is None else round(value, 3) for name, value in seconds.items()},
         "adjusted": list(run.adjusted),
@@ -243,7 +248,7 @@ def summary_lines(values: dict[str, Any]) -> list[str]:
     what = f"{values['width']}x{values['height']}"
     if "fps" in values:
         frames = values["frames"]
-        what += f", {frames} frame{'s' if frames > 1 else ''}, {values['fps']} frames per second"
+        what += f", {frames} frame{'s' if frames > 1 else ''}, {values['fps']} frames per second, {values['fps_why']}"
     files = values["files"]
     name = files[0] if len(files) == 1 else f"{files[0]} ... {files[-1]} ({len(files)} files)"
     rows.append(("file", f"{name} ({what})"))

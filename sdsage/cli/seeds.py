@@ -19,14 +19,17 @@ class Part:
 
 def choose(settings: Settings) -> tuple[int, ...]:
     """The seed of every result; a negative --seed is drawn. What can't be becomes one of the settings' problems."""
+    more = settings.values.get("extend") or 0  # each part of a video has the next seed
     if settings["seeds"]:
+        if max(settings["seeds"]) + more > MAX_SEED:
+            settings.problems.add(f"--seeds has {max(settings['seeds'])}: seed + parts must stay below 2^63")
         for seed in sorted(set(settings["seeds"])):
             if settings["seeds"].count(seed) > 1:
                 settings.problems.add(f"--seeds has {seed} more than once: the results would be the same")
         return tuple(settings["seeds"])
     count = settings["batch_count"]
     first = settings["seed"] if settings["seed"] >= 0 else secrets.randbits(31)
-    if first + count > MAX_SEED:
+    if first + count + more > MAX_SEED:
         what = "pictures" if settings.verb == IMG else "videos"
         settings.problems.add(f"--seed {first} is too large: seed + {what} must stay below 2^63")
     return tuple(first + i for i in range(count))
