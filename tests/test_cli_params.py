@@ -24,6 +24,7 @@ OUTSIDE = {
 }  # fmt: skip
 OURS = {
     "--allow-pickle", "--overwrite", "--preset", "--config", "--device", "--strict", "--json", "--quiet", "--seeds",
+    "--vram", "--tensors", "--log-file", "--preview-inline",
     "--from-file", "--model-dir", "--ignore-hashes", "--extend", "--codec", "--crf",
 }  # fmt: skip
 # A value that is not the default, where the kind of the option does not give one.

@@ -110,7 +110,7 @@ def test_codec_list(verb: str) -> None:
     lines = plain.stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(codecs.CODECS)
     assert all("present" in line for line in lines)
-    found = json.loads(CliRunner().invoke(build_app(only=verb), [verb, "--codec", "list", "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(build_app(only=verb), [verb, "--codec", "list", "--json", "-q"]).stdout)
     assert [row["codec"] for row in found["codecs"]] == list(codecs.CODECS)
 
 
