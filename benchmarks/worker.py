@@ -4,8 +4,8 @@
 
 Both contexts are loaded, and then take turns at one job of the tiny preset, so that a slow moment of the machine meets
 both. Sampling is what the engine measured; the whole job is wall time, with the frames on their way. Start-up is the
-time from the start of an interpreter until the model is loaded, engine and all. The least of the rounds counts: what
-other programs do to a round only makes it longer. Results go to benchmarks/results/worker.json.
+time from the start of an interpreter until the model is loaded, engine and all. The least of the rounds counts, for
+sampling step by step: what other programs do only makes a round longer. Results go to benchmarks/results/worker.json.
 """
 
 import argparse
@@ -55,9 +55,9 @@ def job() -> Any:
     return made
 
 
-def jobs(rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of sampling and of the whole job, for each way."""
-    found: dict[str, dict[str, list[float]]] = {k: {"sample": [], "job": []} for k in ("here", "isolated")}
+def jobs(rounds: int) -> dict[str, dict[str, list[Any]]]:
+    """Seconds of sampling, of its steps one after the other, and of the whole job, for each way."""
+    found: dict[str, dict[str, list[Any]]] = {k: {"sample": [], "steps": [], "job": []} for k in ("here", "isolated")}
     with sdsage.Context(params()) as here, sdsage.Context(params(), isolated=True) as isolated:
         for i in range(rounds + 1):
             pair = [("here", here), ("isolated", isolated)]
@@ -67,6 +67,7 @@ def jobs(rounds: int) -> dict[str, dict[str, list[float]]]:
                 if i:  # the first round warms up
                     found[name]["job"].append(time.monotonic() - begun)
                     found[name]["sample"].append(result.timings.sample)
+                    found[name]["steps"].append([step.seconds for step in result.timings.steps])
     return found
 
 
@@ -86,7 +87,7 @@ def measure(rounds: int) -> dict[str, Any]:
     """Everything, and the two numbers in question."""
     load = os.getloadavg()[0]
     ran, started = jobs(rounds), starts(rounds)
-    sample = {name: min(times["sample"]) for name, times in ran.items()}
+    sample = {name: sum(map(min, zip(*times["steps"], strict=True))) for name, times in ran.items()}
     start = {name: min(times) for name, times in started.items()}
     return {
         "device": "cpu",
