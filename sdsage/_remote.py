@@ -47,7 +47,7 @@ class Remote:
         self._noun, self._open, self._own = noun, True, not isinstance(isolated, Worker)
         self.worker = isolated if isinstance(isolated, Worker) else Worker()
         if self._own:  # nobody may close it
-            weakref.finalize(self, self.worker.kill)
+            weakref.finalize(self, self.worker.kill).atexit = False
         Remote._count += 1
         self._number = Remote._count
         heard = {name: kwargs.pop(name, None) for name in ("on_progress", "on_log")}

@@ -92,7 +92,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        return not self._ended.is_set() and not self._closing
+        return not (self._ended.is_set() or self._closing or self._killed)
 
     @property
     def death_is_known(self) -> bool:
@@ -158,7 +158,9 @@ class Worker:
         try:
             self._send(message)
             interrupt = self._wait(job)
-        except (ValueError, OSError):  # nothing was sent
+        except ValueError as unfit:  # an argument; nothing was sent
+            raise BadRequest(str(unfit)) from None
+        except OSError:  # no room for the arguments; nothing was sent
             raise
         except BaseException:  # an interrupt between two lines of ours: what the worker knows is unknown
             self.kill()
@@ -291,6 +293,7 @@ class Worker:
                 if show:
                     print(f"worker: {line.decode('utf-8', 'replace')}", file=sys.stderr)
         self._words.written(rest.decode("utf-8", "replace"))
+        stream.close()
 
     def _take(self, message: _protocol.Message) -> None:
         self._heard = time.monotonic()
@@ -384,7 +387,7 @@ class Worker:
                 self._process.kill()
                 code = self._process.wait()
             self._errors.join(5 * TICK)
-            for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            for stream in (self._process.stdin, self._process.stdout):
                 with contextlib.suppress(OSError):
                     stream.close()  # type: ignore[union-attr]
         with self._turn:
@@ -466,10 +469,13 @@ _alive: "weakref.WeakSet[Worker]" = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
+    """What they do they leave as at the end of their pipe; one that does not hear that is killed."""
     for worker in list(_alive):
-        worker._killed = True
-        if worker._process is not None:
-            worker._process.kill()
+        worker._closing = True
+        if worker._channel is not None:
+            worker._channel.close()
+        if not worker._ended.wait(END):
+            worker.kill()
 
 
 if hasattr(os, "register_at_fork"):  # a fork of this process does not own its workers

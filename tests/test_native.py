@@ -1,5 +1,6 @@
 """The library as a C program sees it: visible symbols, another ggml beside it, errors, the C example."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -285,3 +286,29 @@ def test_only_ffi_imports_cffi() -> None:
     package = Path(_ffi.__file__).parent
     importers = {p.name for p in package.rglob("*.py") if re.search(r"^\s*(import|from) cffi", p.read_text(), re.M)}
     assert importers == {"_ffi.py"}
+
+
+def test_declarations_that_the_build_has_read(tmp_path: Path) -> None:
+    """cdef.cffi spares reading cdef.h; one of another cdef.h is left alone."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "native" / "sd_cli" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    sys.modules["generate"] = generate
+    spec.loader.exec_module(generate)
+    cdef = cdef_path().read_text()
+    (tmp_path / "cdef.h").write_text(cdef)
+    (tmp_path / "libsdsage.so").symlink_to(library_path().resolve())
+    code = """if True:
+        import sys, sdsage
+        from sdsage._ffi import ffi, lib
+        params = sdsage.SdVidGenParams(prompt="x", seed=5)
+        assert params.to_c([]).seed == 5 and ffi.string(params.to_c([]).prompt) == b"x"
+        print(lib.sdsage_abi_version(), params.high_noise_sample_params.sample_steps, "pycparser" in sys.modules)
+    """
+    env = {**os.environ, "SDSAGE_LIB_DIR": str(tmp_path)}
+    for source, read_again in ((None, True), (cdef, False), (cdef + "\n", True)):
+        if source is not None:
+            (tmp_path / "cdef.cffi").write_text(generate.declarations(source))
+        done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout == f"1 -1 {read_again}\n"

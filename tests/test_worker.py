@@ -20,7 +20,7 @@ from test_upscale import picture, repeated, write_repeater
 from worker_tools import LONG, gone, wait_until
 
 import sdsage
-from sdsage import Cancelled, ContextClosed, Preview, PreviewMode, Worker, WorkerDied
+from sdsage import Cancelled, ContextClosed, Preview, PreviewMode, Worker, WorkerDied, _death
 from sdsage._headers import tensor_shapes
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -186,9 +186,9 @@ def test_one_worker_for_several_objects(preset_files: Any, tmp_path: Path, flux_
 
 
 def test_what_can_t_pass_is_refused(isolated: Any) -> None:
-    with pytest.raises(ValueError, match="a set can't pass to a worker process"):
+    with pytest.raises(sdsage.BadRequest, match="a set can't pass to a worker process"):
         isolated.decode({1, 2})
-    with pytest.raises(ValueError, match="an array of object can't pass"):
+    with pytest.raises(sdsage.BadRequest, match="an array of object can't pass"):
         isolated.decode(np.array([None]))
     assert len(isolated.generate_video(small_video()).frames) == 5
 
@@ -501,3 +501,24 @@ def test_workers_leave_no_files_and_threads_behind(preset_files: Any) -> None:
         with Worker() as worker:
             worker.run("check_memory", ctx_params(preset_files("tiny")), None, small_video())
     assert count() <= before
+
+
+def test_why_a_kill_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_death, "oom_kills", lambda: (3, 5))
+    monkeypatch.setattr(_death, "host_memory", lambda: 2**33)
+    watch = _death.MemoryWatch()
+    assert "somebody sent that signal" in watch.verdict()
+    monkeypatch.setattr(_death, "host_memory", lambda: 2**28)
+    watch.look()
+    monkeypatch.setattr(_death, "host_memory", lambda: 2**33)  # it is free again when we ask
+    watch.look()
+    assert "memory was low (0.2 GiB free)" in watch.verdict()
+    monkeypatch.setattr(_death, "oom_kills", lambda: (4, 6))
+    assert "ends processes so when memory runs out, and did: free memory, or" in watch.verdict()
+
+
+def test_the_counters_of_this_system() -> None:
+    group, system = _death.oom_kills()
+    assert 0 <= group <= max(group, system)
+    assert _death.signal_name(-9) == "SIGKILL"
+    assert _death.signal_name(3) == _death.signal_name(None) == ""
