@@ -65,7 +65,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_library.check()
+if not _library.tells_itself():
+    _library.check()
 
 # Module of each public name.
 _WHERE = {

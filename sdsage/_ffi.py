@@ -41,7 +41,8 @@ def _load(builder: Any) -> Any:
     try:
         library = builder.dlopen(str(library_path()), flags)
     except OSError as error:
-        raise ImportError(f"{library_path()} can't be loaded: {error}{_advice(str(error))}") from error
+        why = str(error).partition(".  Additionally")[0].removeprefix(f"cannot load library '{library_path()}': ")
+        raise ImportError(f"{library_path()} can't be loaded: {why}{_advice(why)}") from error
     _check_layout(builder, library)
     return library
 

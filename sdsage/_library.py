@@ -1,6 +1,7 @@
 """Where the native library is, and a first look at it: what `import sdsage` can check without loading anything."""
 
 import os
+import sys
 from pathlib import Path
 
 ABI_VERSION = 1
@@ -27,6 +28,17 @@ def sd_cli_path() -> Path:
     return library_dir() / "sd-cli"
 
 
+def tells_itself() -> bool:
+    """Whether this process is the command `sdsage`, or a process of `sdsage doctor`: these start without the library
+    and say what is wrong with it, where a program gets an ImportError from `import sdsage`."""
+    program = Path(sys.argv[0]).name if sys.argv else ""
+    if program == "-m":  # Python still looks for the module
+        words = sys.orig_argv
+        module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+        return module in ("sdsage", "sdsage.__main__", "sdsage._doctor.child")
+    return program in ("sdsage", "sdsage.exe")
+
+
 def check() -> None:
     """The library is there, and its declarations are of the ABI version that this package is written for.
 
@@ -37,7 +49,7 @@ def check() -> None:
         if not path.is_file():
             raise ImportError(
                 f"sdsage's native library is not built: {path} is missing. In a checkout run `pip install .`, "
-                "or set SDSAGE_LIB_DIR to a folder with libsdsage.so and cdef.h"
+                "or set SDSAGE_LIB_DIR to a folder with libsdsage.so and cdef.h ('sdsage doctor' looks at everything)"
             )
     with cdef_path().open(encoding="utf-8") as file:
         first = file.readline().strip()

@@ -99,6 +99,11 @@ class Worker:
         """Somebody got the WorkerDied, or it was ended on purpose."""
         return self._told or self._closing
 
+    @property
+    def last_words(self) -> tuple[str, ...]:
+        """The last lines that the engine and the process wrote."""
+        return self._words.all()
+
     # ---- jobs
 
     def run(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -269,7 +274,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=_environment(),
+            env=module_environment(),
             **more,  # type: ignore[call-overload]
         )
         assert isinstance(process.stdin, FileIO)
@@ -458,7 +463,7 @@ def _folder() -> str:
         return ""
 
 
-def _environment() -> dict[str, str]:
+def module_environment() -> dict[str, str]:
     """Ours; modules are found where we find them, which the current folder is no part of (-P)."""
     path = [os.path.abspath(p) for p in sys.path if p]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

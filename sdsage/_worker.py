@@ -67,6 +67,24 @@ def _build_info() -> Any:
     return json.loads(text(lib.sdsage_build_info()))
 
 
+def _devices() -> Any:
+    from sdsage._job import devices
+
+    return devices()
+
+
+def _sage_info(kernel: Any, device: str | None) -> Any:
+    from sdsage._job import sage_info
+
+    return sage_info(kernel, device)
+
+
+def _loaded_files() -> Any:
+    from sdsage._doctor.child import loaded_files
+
+    return loaded_files()
+
+
 def _convert(*args: Any, **kwargs: Any) -> Any:
     from sdsage.upscaler import convert
 
@@ -79,8 +97,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "check_memory": _check_memory,
     "check_sage": _check_sage,
     "convert": _convert,
+    "devices": _devices,
     "gpu_memory": _gpu_memory,
+    "loaded_files": _loaded_files,
     "preprocess_canny": _preprocess_canny,
+    "sage_info": _sage_info,
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from sdsage import _library
 from sdsage.errors import Cancelled, SdsageError
 
 
@@ -41,6 +42,10 @@ VERBS = {
         "sdsage info wan2.2-low.gguf style.safetensors cat.png",
     ),
     "devices": Verb("List the devices that models can run on.", "sdsage devices --json"),
+    "doctor": Verb(
+        "Look at this installation and this machine: what is wrong, and the command that mends it.",
+        "sdsage doctor --sass",
+    ),
 }
 # Modules with an application of their own instead of options from the table.
 GROUPS = {
@@ -165,12 +170,15 @@ def _guarded(run: Callable[[Mapping[str, Any]], None], verb: str = "") -> Callab
 
     def guarded(raw: Mapping[str, Any]) -> None:
         from .console import new_console
+        from .option import DOCTOR
         from .options import RUNS
 
         out = new_console(raw)
         if verb in RUNS:
             out.start(verb)
         try:
+            if verb != DOCTOR:
+                _library.check()
             run(raw)
             out.log("exit", "0")
         except (KeyboardInterrupt, Cancelled) as error:

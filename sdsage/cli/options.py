@@ -22,7 +22,7 @@ from sdsage.enums import (
     weight_types,
 )
 
-from .option import CONVERT, DEVICES, GENERATE, IMG, INFO, UPSCALE, VID, Kind, Option, Panel
+from .option import CONVERT, DEVICES, DOCTOR, GENERATE, IMG, INFO, UPSCALE, VID, Kind, Option, Panel
 
 FLOAT, INT, SWITCH, FILE, FOLDER, CHOICE = (
     Kind.FLOAT,
@@ -381,11 +381,13 @@ _RUN = (
     Option("--print-params", "Print the parameters as JSON and stop before anything is loaded", Panel.RUN, SWITCH,
            record=False),
     Option("--json", "Print JSON on stdout: an object a line for each event, the last one with the result or the "
-           "error; docs/json.md has the fields", Panel.RUN, SWITCH, verbs=RUNS | {DEVICES, INFO}, record=False,
+           "error; docs/json.md has the fields", Panel.RUN, SWITCH, verbs=RUNS | {DEVICES, DOCTOR, INFO}, record=False,
            in_verb=tuple((verb, "Print the answer as one line of JSON; docs/json.md has the fields", "")
-                         for verb in (DEVICES, INFO))),
+                         for verb in (DEVICES, DOCTOR, INFO))),
     Option("--tensors", "List every tensor of a model file with its shape and number format", Panel.RUN, SWITCH,
            verbs=frozenset({INFO}), record=False),
+    Option("--sass", "Read the architectures of the GPU code out of the files themselves too", Panel.RUN, SWITCH,
+           verbs=frozenset({DOCTOR}), record=False),
     Option("--quiet", "Show no progress and no summary; warnings and errors stay, and of --json the last line",
            Panel.RUN, SWITCH, short="-q", verbs=RUNS, record=False),
     Option("--verbose", "Show the engine's informative and debugging messages", Panel.RUN, SWITCH, short="-v",

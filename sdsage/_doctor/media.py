@@ -1,0 +1,25 @@
+"""PyAV and the codecs of .mp4 and .webm; Pillow, which writes the rest, is needed for everything."""
+
+from sdsage._doctor.child import ChildFailed, ask
+from sdsage._doctor.report import Level, Report
+
+GET_PYAV = "pip install 'sdsage[video]'"
+
+
+def look(report: Report) -> None:
+    try:
+        found = ask("media")
+    except ChildFailed as error:
+        report.facts["codecs"] = []
+        mend = "pip install --force-reinstall --no-cache-dir av"
+        report.add(Level.WARNING, "pyav-broken", f".mp4 and .webm can't be written: {error}", mend)
+        return
+    report.facts["codecs"] = found["codecs"]
+    if found["missing"]:
+        text = "PyAV can't be imported, so .mp4 and .webm can't be written (.webp, .gif and pictures can)"
+        report.add(Level.WARNING, "pyav-missing", f"{text}: {found['missing']}", GET_PYAV)
+        return
+    for codec in found["codecs"]:
+        if not codec["present"]:
+            mend = "pip install --force-reinstall --only-binary :all: av"
+            report.add(Level.WARNING, "codec-missing", codec["why_not"], mend)
