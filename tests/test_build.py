@@ -1,5 +1,6 @@
 """The knobs of the build: jobs, CUDA architectures, and that a second build compiles nothing."""
 
+import json
 import os
 import subprocess
 import tempfile
@@ -96,6 +97,20 @@ def test_jobs_default_to_cores_and_memory() -> None:
 def test_jobs_can_be_chosen() -> None:
     assert result(script("SdsageBuildJobs", "SDSAGE_BUILD_JOBS", SDSAGE_BUILD_JOBS="7")) == "7"
     assert result(script("SdsageBuildJobs", "SDSAGE_BUILD_JOBS", "SDSAGE_BUILD_JOBS=3", SDSAGE_BUILD_JOBS="7")) == "3"
+
+
+FLAGS = ("SdsageNvccFlags", "SDSAGE_JSON_NVCC_FLAGS")
+
+
+def test_flags_that_nvcc_takes_from_the_environment() -> None:
+    """They are in the build info, without folders of the machine that built it."""
+    quiet = {"NVCC_PREPEND_FLAGS": "", "NVCC_APPEND_FLAGS": ""}
+    assert json.loads(result(script(*FLAGS, **quiet))) == {}
+    flags = '-ccbin /usr/bin/g++-12 -DNAME="x y" --maxrregcount=64;-O1'
+    found = json.loads(result(script(*FLAGS, **{**quiet, "NVCC_APPEND_FLAGS": flags})))
+    assert found == {"NVCC_APPEND_FLAGS": '-ccbin g++-12 -DNAME="x y" --maxrregcount=64;-O1'}
+    both = json.loads(result(script(*FLAGS, NVCC_PREPEND_FLAGS="-v", NVCC_APPEND_FLAGS="-O2 -I=/opt/x/include")))
+    assert both == {"NVCC_PREPEND_FLAGS": "-v", "NVCC_APPEND_FLAGS": "-O2 -I=include"}
 
 
 def test_building_again_compiles_nothing() -> None:

@@ -168,7 +168,7 @@ def test_upscale_that_fails() -> None:
     assert (found[0]["event"], found[-1]["type"]) == ("start", "ModelError")
 
 
-@pytest.mark.parametrize("args", [["devices"], ["config", "show", "vid-gen", "--preset", "tiny"]])
+@pytest.mark.parametrize("args", [["devices"], ["doctor", "--sass"], ["config", "show", "vid-gen", "--preset", "tiny"]])
 def test_verbs_that_only_answer_give_one_line(args: list[str]) -> None:
     assert [line["event"] for line in lines(*args)] == ["result"]
 

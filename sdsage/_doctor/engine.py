@@ -14,7 +14,6 @@ PATIENCE = 60.0  # seconds for one answer; loading a CUDA library for the first 
 
 
 def look(report: Report) -> None:
-    report.facts |= {"devices": [], "loaded": []}
     if report.has("library-missing") or report.has("library-abi"):
         return
     with Questions() as asked:
@@ -98,12 +97,12 @@ _Mend = Callable[[Report], str]
 
 
 def _get_driver(report: Report) -> str:
-    driver = report.facts.get("driver", {})
+    driver = report.facts["driver"]
     if driver.get("wsl"):
         return "in Windows, install NVIDIA's current driver, then 'wsl --shutdown'; install none inside WSL"
     if driver.get("kernel_module"):
         return "the driver is on the host: start the container with its GPUs, as in docker run --gpus all"
-    cuda = ((report.facts.get("build") or {}).get("cuda") or {}).get("toolkit", "13.0")
+    cuda = ((report.facts["build"] or {}).get("cuda") or {}).get("toolkit", "13.0")
     return (
         f"install NVIDIA's driver for CUDA {cuda.rpartition('.')[0] or cuda} or newer; without an NVIDIA GPU build for "
         "the CPU, in a checkout: pip install --force-reinstall --no-deps ."
@@ -127,7 +126,7 @@ _LOADER: tuple[tuple[str, str, _Mend], ...] = (
 def _cannot_load(report: Report, text: str) -> None:
     name, mend = next(((name, mend) for part, name, mend in _LOADER if part in text), ("library-damaged", reinstall))
     report.add(Level.ERROR, name, text, mend(report))
-    driver = report.facts.get("driver", {})
+    driver = report.facts["driver"]
     if name == "cuda-libraries" and driver.get("library") == "":  # the loader names one missing library at a time
         text = f"NVIDIA's driver is not there either: {driver['problem']}"
         report.add(Level.ERROR, "driver-missing", text, _get_driver(report))

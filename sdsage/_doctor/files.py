@@ -21,7 +21,7 @@ def reinstall(report: Report, variables: str = "") -> str:
 
 
 def is_for_cuda(report: Report) -> bool:
-    return bool((report.facts.get("build") or {}).get("cuda"))
+    return bool((report.facts["build"] or {}).get("cuda"))
 
 
 def look(report: Report) -> None:
@@ -53,7 +53,7 @@ def build_info_in(library: Path) -> dict[str, Any] | None:
 
 def look_at_program(report: Report) -> None:
     """sd-cli, which loads the same library: it says nothing new where that can't be loaded."""
-    if not report.facts.get("devices"):
+    if not report.facts["devices"]:
         return
     program = _library.sd_cli_path()
     try:
@@ -89,8 +89,8 @@ def look_at_code(report: Report) -> None:
 def _compare(report: Report, row: dict[str, Any]) -> None:
     """What the kernels and the build say of themselves must be in the file."""
     there = {*row["machine_code"], *(f"compute_{name}" for name in row["ptx"])}
-    told = {name for device in report.facts.get("devices", []) for name in device["sage"].get("architectures", ())}
-    cuda = (report.facts.get("build") or {}).get("cuda") or {}
+    told = {name for device in report.facts["devices"] for name in device["sage"].get("architectures", ())}
+    cuda = (report.facts["build"] or {}).get("cuda") or {}
     told |= {a.removesuffix("-real") for a in cuda.get("architectures", "").split() if a.endswith("-real")}
     if lacking := sorted(told - there):
         report.add(

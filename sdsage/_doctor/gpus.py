@@ -17,8 +17,8 @@ def look(report: Report) -> None:
         _unused(report)
         return
     cuda = report.facts["build"]["cuda"]
-    gpus = [d for d in report.facts.get("devices", []) if d["name"].startswith("cuda:")]
-    if not gpus and report.facts.get("devices"):
+    gpus = [d for d in report.facts["devices"] if d["name"].startswith("cuda:")]
+    if not gpus and report.facts["devices"]:
         _no_gpu(report, cuda)
     uncovered = [d for d in gpus if not covers(cuda.get("architectures", ""), _number(d["sage"]))]
     for device in gpus:
@@ -37,8 +37,8 @@ def look(report: Report) -> None:
 
 
 def _unused(report: Report) -> None:
-    gpus = report.facts.get("driver", {}).get("gpus", [])
-    if gpus and report.facts.get("build"):
+    gpus = report.facts["driver"].get("gpus", [])
+    if gpus and report.facts["build"]:
         names = ", ".join(gpu["name"] for gpu in gpus)
         mend = "in a checkout: SDSAGE_CUDA=1 pip install --force-reinstall '.[cuda]'"
         report.add(Level.WARNING, "gpu-unused", f"this build is for the CPU, and there is an NVIDIA GPU: {names}", mend)
@@ -46,7 +46,7 @@ def _unused(report: Report) -> None:
 
 def _no_gpu(report: Report, cuda: dict[str, Any]) -> None:
     """The library loads and lists no GPU: why not."""
-    driver = report.facts.get("driver", {})
+    driver = report.facts["driver"]
     version, toolkit = driver.get("cuda", ""), cuda.get("toolkit", "")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown = f"driver {driver.get('version') or '?'}, for CUDA {version or '?'}"
@@ -73,7 +73,7 @@ def _no_gpu(report: Report, cuda: dict[str, Any]) -> None:
             "run nvidia-smi, which should list the GPU; run on the CPU with --device cpu",
         )
     else:
-        words = "; ".join(report.facts.get("engine_said", [])[-3:])
+        words = "; ".join(report.facts["engine_said"][-3:])
         text = f"the driver sees a GPU and the engine does not ({shown}): {words or 'it gave no reason'}"
         report.add(Level.ERROR, "gpu-not-seen", text, "install NVIDIA's current driver, then restart the machine")
 

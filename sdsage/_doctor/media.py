@@ -10,7 +10,6 @@ def look(report: Report) -> None:
     try:
         found = ask("media")
     except ChildFailed as error:
-        report.facts["codecs"] = []
         mend = "pip install --force-reinstall --no-cache-dir av"
         report.add(Level.WARNING, "pyav-broken", f".mp4 and .webm can't be written: {error}", mend)
         return

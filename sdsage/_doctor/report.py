@@ -28,11 +28,29 @@ class Problem:
     mend: str
 
 
+def _nothing_known() -> dict[str, Any]:
+    """Every fact has its place (docs/json.md), also where a part of the examination fails."""
+    return {
+        "versions": {},
+        "python": "",
+        "environment": {},
+        "files": [],
+        "build": None,
+        "driver": {},
+        "devices": [],
+        "loaded": [],
+        "engine_said": [],
+        "codecs": [],
+        "folders": [],
+        "host_memory_free": None,
+    }
+
+
 @dataclass
 class Report:
     """Grows while one thing after another is looked at."""
 
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=_nothing_known)
     found: list[Problem] = field(default_factory=list)
 
     def add(self, level: Level, name: str, text: str, mend: str) -> None:

@@ -40,27 +40,27 @@ def lines(report: Any) -> Iterator[str]:
 
 
 def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from _versions(facts.get("versions", {}), facts.get("python", ""))
-    yield from _build(facts.get("build"))
-    for row in facts.get("files", []):
+    yield from _versions(facts["versions"], facts["python"])
+    yield from _build(facts["build"])
+    for row in facts["files"]:
         yield "file", f"{row['file']}  {_size(row['bytes'])}"
     for row in facts.get("gpu_code", []):
         ptx = f"; PTX {' '.join(row['ptx'])}" if row["ptx"] else ""
         yield "GPU code", f"{row['file']}: {row['problem'] or ' '.join(row['machine_code']) or 'none'}{ptx}"
-    for path in facts.get("loaded", []):
+    for path in facts["loaded"]:
         if path.rpartition("/")[2].startswith(_SHOWN):
             yield "loaded", path
-    yield from _driver(facts.get("driver", {}))
-    for device in facts.get("devices", []):
+    yield from _driver(facts["driver"])
+    for device in facts["devices"]:
         yield "device", _device(device)
-    for codec in facts.get("codecs", []):
+    for codec in facts["codecs"]:
         yield "video", f"{codec['file']} with {codec['encoder']}: {codec['why_not'] or 'present'}"
-    for row in facts.get("folders", []):
+    for row in facts["folders"]:
         state = row["why_not"] or f"can be written, {_gib(row['bytes_free'])} free"
         yield "folder", f"{row['name']} {row['path']}: {state}"
-    if facts.get("host_memory_free") is not None:
+    if facts["host_memory_free"] is not None:
         yield "memory", f"{_gib(facts['host_memory_free'])} free, with swap"
-    for name, value in facts.get("environment", {}).items():
+    for name, value in facts["environment"].items():
         yield "environment", f"{name}={value}"
 
 
