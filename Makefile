@@ -20,7 +20,7 @@ GET_CUDA := $(CUDA_TOOLKIT) --system > /dev/null || pip install --quiet --disabl
 GET_CUBLAS := $(CUDA_TOOLKIT) --system --cublas > /dev/null || pip install --quiet --disable-pip-version-check --group cuda-engine
 WITH_NVCC := nvcc=$$($(CUDA_TOOLKIT) --into build/cuda) && CUDACXX=$$nvcc
 
-.PHONY: demo test retest test-slow lint types format native kernels kernels-all cuda-glue docs clean
+.PHONY: demo test retest test-slow lint types format native kernels kernels-all cuda-glue bump-check docs clean
 
 demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
@@ -86,6 +86,11 @@ build/cuda-glue/build.ninja: | $(VENV)/build-tools
 	@$(GET_CUBLAS)
 	cmake -S . -B build/cuda-glue -G Ninja -DSD_CUDA=ON -DSD_USE_UPSTREAM_GGML=OFF -DCMAKE_CUDA_ARCHITECTURES=90a-real > build/cuda-glue.log 2>&1 || \
 	    (cat build/cuda-glue.log; exit 1)
+
+# How our edits fit another upstream: make bump-check UPSTREAM=stable_diffusion_cpp_python-0.4.8.tar.gz (or a checkout).
+bump-check:
+	@test -n "$(UPSTREAM)" || (echo "make bump-check UPSTREAM=...: a source package, or a checkout of stable-diffusion.cpp"; exit 2)
+	$(PYTHON) native/ggml-patched/bump_check.py "$(UPSTREAM)"
 
 docs: $(VENV)/installed
 	python -m sdsage.cli.docs > docs/cli.md
