@@ -20,6 +20,7 @@ from sdsage import _library
 if TYPE_CHECKING:
     from sdsage._job import Attention, Device, Preview, Progress, SageInfo, Step, devices, sage_info
     from sdsage._supervisor import Worker
+    from sdsage.checkpoint import Checkpoint
     from sdsage.context import Adjustment, Context, Result, Timings
     from sdsage.enums import (
         CacheMode,
@@ -38,15 +39,18 @@ if TYPE_CHECKING:
         BadRequest,
         Cancelled,
         ContextClosed,
+        DecodeError,
         GenerationError,
         MissingExtra,
         ModelError,
         NonFiniteError,
         OutputError,
+        ResumeError,
         SageUnavailable,
         SdsageError,
         WorkerDied,
     )
+    from sdsage.latents import Latents, load_latents, save_latents
     from sdsage.params import (
         SdCacheParams,
         SdCtxParams,
@@ -72,11 +76,13 @@ if not _library.tells_itself():
 _WHERE = {
     "_job": "Attention Device Preview Progress SageInfo Step devices sage_info",
     "_supervisor": "Worker",
+    "checkpoint": "Checkpoint",
     "context": "Adjustment Context Result Timings",
     "enums": "CacheMode HiresUpscaler LogLevel LoraApplyMode Prediction PreviewMode RngType SageKernel SampleMethod"
     " Scheduler SdType",
-    "errors": "BadRequest Cancelled ContextClosed GenerationError MissingExtra ModelError NonFiniteError OutputError"
-    " SageUnavailable SdsageError WorkerDied",
+    "errors": "BadRequest Cancelled ContextClosed DecodeError GenerationError MissingExtra ModelError NonFiniteError"
+    " OutputError ResumeError SageUnavailable SdsageError WorkerDied",
+    "latents": "Latents load_latents save_latents",
     "params": "SdCacheParams SdCtxParams SdEmbedding SdGuidanceParams SdHiresParams SdImgGenParams SdLora SdPmParams"
     " SdSampleParams SdSlgParams SdTilingParams SdVidGenParams",
     "upscaler": "Upscaler convert",
@@ -89,11 +95,14 @@ __all__ = [
     "BadRequest",
     "CacheMode",
     "Cancelled",
+    "Checkpoint",
     "Context",
     "ContextClosed",
+    "DecodeError",
     "Device",
     "GenerationError",
     "HiresUpscaler",
+    "Latents",
     "LogLevel",
     "LoraApplyMode",
     "MissingExtra",
@@ -105,6 +114,7 @@ __all__ = [
     "PreviewMode",
     "Progress",
     "Result",
+    "ResumeError",
     "RngType",
     "SageInfo",
     "SageKernel",
@@ -133,7 +143,9 @@ __all__ = [
     "build_info",
     "convert",
     "devices",
+    "load_latents",
     "sage_info",
+    "save_latents",
 ]
 
 

@@ -34,7 +34,7 @@ def to_fault(error: BaseException) -> Fault:
     if isinstance(error, OSError) and error.filename is not None:
         args = [error.errno, error.strerror, str(error.filename)]
     trace = "" if ours else "".join(traceback.format_exception(error))
-    more = {k: v for k, v in vars(error).items() if isinstance(v, str | int | None)} if ours else {}
+    more = {k: v for k, v in vars(error).items() if isinstance(v, str | int | tuple | None)} if ours else {}
     return Fault(_known(type(error)), str(error), args, more, trace)
 
 
@@ -51,6 +51,10 @@ def to_error(fault: Fault) -> BaseException:
     own = getattr(errors, fault.type, None)
     if own is errors.NonFiniteError:
         return errors.NonFiniteError(fault.message, fault.more.get("step", 0), fault.more.get("expert"))
+    if own is errors.DecodeError:
+        return errors.DecodeError(fault.message, fault.more["latents"], fault.more["model"])
+    if own is errors.ResumeError:
+        return errors.ResumeError(fault.message, fault.more["differences"])
     if isinstance(own, type) and issubclass(own, errors.SdsageError):
         return own(fault.message)
     cls = getattr(builtins, fault.type, None)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -174,6 +174,16 @@ def latents_to_c(latents: NDArray[np.float32], keep: list[Any]) -> Any:
         struct.ne[i] = n
     keep.extend((values, buffer, struct))
     return struct
+
+
+def answers_to_c(answers: Sequence[Any], keep: list[Any]) -> Any:
+    """sdsage_answer_t[] over answers with `values`, `sigma` and `step`; `keep` holds what must outlive the job."""
+    array = ffi.new("sdsage_answer_t[]", max(1, len(answers)))
+    for entry, answer in zip(array, answers, strict=False):
+        entry.latents = latents_to_c(answer.values, keep)[0]
+        entry.sigma, entry.step = answer.sigma, answer.step
+    keep.append(array)
+    return array
 
 
 def preprocess_canny(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

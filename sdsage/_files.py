@@ -1,8 +1,10 @@
 """A first look at model files: is it there, readable, and of a kind that may be loaded."""
 
+import copy
 from pathlib import Path
 
 from sdsage._headers import sniff
+from sdsage.enums import Prediction
 from sdsage.errors import ModelError
 from sdsage.params import SdCtxParams
 
@@ -48,9 +50,32 @@ def check_model_file(path: str, where: str, allow_pickle: bool, folder_ok: bool 
         )
 
 
-def check_context_files(params: SdCtxParams, allow_pickle: bool) -> None:
-    """Every file that the parameters name, and that there is a diffusion model at all."""
-    if not params.model_path and not params.diffusion_model_path:
+# What of a model decodes latents.
+_DECODING = ("model_path", "vae_path", "taesd_path")
+
+
+def decoding_params(params: SdCtxParams) -> SdCtxParams:
+    """A copy without the files that decoding does not need."""
+    made = copy.copy(params)
+    object.__setattr__(made, "_explicit", set(params._explicit))
+    for name in PATH_FIELDS:
+        if name not in _DECODING:
+            setattr(made, name, None)
+    made.embeddings = []
+    made.sage_attn = False
+    made.prediction = Prediction.EPS  # any: with one, the engine does not ask the diffusion model
+    return made
+
+
+def check_context_files(params: SdCtxParams, allow_pickle: bool, decodes: bool = False) -> None:
+    """Every file that the parameters name, and that there is a diffusion model at all, or with `decodes` a VAE."""
+    if decodes:
+        if not any(getattr(params, name) for name in _DECODING):
+            raise ModelError(
+                "no VAE was given: set vae_path (--vae), taesd_path (--taesd), or model_path (--model) of a checkpoint "
+                "that has one inside"
+            )
+    elif not params.model_path and not params.diffusion_model_path:
         raise ModelError("no model was given: set model_path (--model) or diffusion_model_path (--diffusion-model)")
     for name, option in PATH_FIELDS.items():
         path = getattr(params, name)

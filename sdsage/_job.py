@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sdsage._ffi import ffi, images_from_c, lib, text, when_loaded
+from sdsage._ffi import ffi, images_from_c, latents_from_c, lib, text, when_loaded
 from sdsage.enums import LogLevel, PreviewMode, SageKernel
 from sdsage.errors import BadRequest, Cancelled, GenerationError, NonFiniteError, SageUnavailable, SdsageError
 
@@ -33,6 +33,7 @@ class Progress:
         steps: steps of the stage; 0 when it has none.
         seconds: time since the stage began.
         expert: "low-noise" or "high-noise" while sampling with two experts, else None.
+        replayed: of the steps up to `step`, how many came from a checkpoint and took no time.
     """
 
     stage: str
@@ -40,6 +41,7 @@ class Progress:
     steps: int
     seconds: float
     expert: str | None
+    replayed: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,10 @@ class Hooks:
     preview: Preview | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     steps: list[Step] = field(default_factory=list)
+    replayed: int = 0  # steps that came from a checkpoint
+    replayed_here: int = 0  # the same in the running stage
+    on_answer: Callable[[NDArray[np.float32], float, int], None] | None = None  # values, sigma, step
+    on_latents: Callable[[NDArray[np.float32], int], None] | None = None  # values, picture
     stages: list[tuple[str, str | None, int, float]] = field(default_factory=list)  # stage, expert, steps, begun
     raised: BaseException | None = None  # first exception of a callback
     owner: object = None  # whose cancel() this job hears
@@ -110,6 +116,13 @@ class Hooks:
         except BaseException as error:
             self.raised = error
             self.cancel()
+
+    def warn(self, text: str) -> None:
+        """A warning of ours among the engine's messages."""
+        if self.on_log is not None:
+            self.call(self.on_log, LogLevel.WARN, text)
+        else:
+            log_unheard(LogLevel.WARN, text)
 
     def cancel(self) -> None:
         """Stops this job. If the native one has not begun yet, its first event does it."""
@@ -147,9 +160,14 @@ def _on_event(event: Any, data: Any) -> None:
     stage, expert = STAGES[event.stage], EXPERTS[event.expert]
     if event.kind == lib.SDSAGE_EVENT_BEGIN:
         hooks.stages.append((stage, expert, event.steps, time.monotonic()))
+        hooks.replayed_here = 0
         hooks.call(hooks.on_progress, Progress(stage, 0, event.steps, 0.0, expert))
     elif event.kind == lib.SDSAGE_EVENT_STEP:
         hooks.steps.append(Step(event.seconds, expert))
+    elif event.kind == lib.SDSAGE_EVENT_REPLAYED:
+        hooks.replayed += 1
+        hooks.replayed_here += 1
+        _tell_step(hooks, event.step, event.steps)
     else:
         hooks.stages.pop()
         hooks.seconds[stage] = hooks.seconds.get(stage, 0.0) + event.seconds
@@ -159,8 +177,27 @@ def _on_event(event: Any, data: Any) -> None:
 def _on_progress(step: int, steps: int, seconds: float, data: Any) -> None:
     hooks = _running
     if hooks is not None and hooks.stages and step > 0:
-        stage, expert, _, begun = hooks.stages[-1]
-        hooks.call(hooks.on_progress, Progress(stage, step, steps, time.monotonic() - begun, expert))
+        _tell_step(hooks, step, steps)
+
+
+def _tell_step(hooks: Hooks, step: int, steps: int) -> None:
+    stage, expert, _, begun = hooks.stages[-1]
+    seconds = time.monotonic() - begun
+    hooks.call(hooks.on_progress, Progress(stage, step, steps, seconds, expert, hooks.replayed_here))
+
+
+@ffi.callback("sdsage_answer_cb_t")  # type: ignore[untyped-decorator]
+def _on_answer(answer: Any, data: Any) -> None:
+    hooks = _running
+    if hooks is not None and hooks.on_answer is not None:
+        hooks.call(hooks.on_answer, latents_from_c(answer.latents), answer.sigma, answer.step)
+
+
+@ffi.callback("sdsage_latents_cb_t")  # type: ignore[untyped-decorator]
+def _on_latents(latents: Any, index: int, data: Any) -> None:
+    hooks = _running
+    if hooks is not None and hooks.on_latents is not None:
+        hooks.call(hooks.on_latents, latents_from_c(latents[0]), index)
 
 
 @ffi.callback("sd_preview_cb_t")  # type: ignore[untyped-decorator]
@@ -176,6 +213,8 @@ def _listen() -> None:
     lib.sd_set_log_callback(_on_log, ffi.NULL)
     lib.sd_set_progress_callback(_on_progress, ffi.NULL)
     lib.sdsage_set_event_callback(_on_event, ffi.NULL)
+    lib.sdsage_set_answer_callback(_on_answer, ffi.NULL)
+    lib.sdsage_set_latents_callback(_on_latents, ffi.NULL)
 
 
 def _set_preview(hooks: Hooks) -> None:

@@ -146,8 +146,8 @@ class Done(Message, kind=10, answered=True):
 
 
 @dataclass
-class Failed(Message, kind=11):
-    """A call raised."""
+class Failed(Message, kind=11, answered=True):
+    """A call raised. The next Call is the answer, as with Done: an error may hold latents."""
 
     call: int
     fault: Any  # a `_fault.Fault`

@@ -17,6 +17,7 @@ from sdsage._shared import SharedFile
 _RECORDS = {
     "Adjustment": "context",
     "Attention": "_job",
+    "Checkpoint": "checkpoint",
     "Device": "_job",
     "Fault": "_fault",
     "Preview": "_job",

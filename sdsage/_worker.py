@@ -53,6 +53,12 @@ def _check_sage(kernel: Any, device: str | None) -> None:
     check_sage(kernel, device)
 
 
+def _identity(ctx: Any, gen: Any, seed: int) -> Any:
+    from sdsage._identity import flat, identity
+
+    return identity(flat(ctx, "ctx"), gen, seed)
+
+
 def _preprocess_canny(image: Any) -> Any:
     from sdsage._ffi import preprocess_canny
 
@@ -99,6 +105,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "convert": _convert,
     "devices": _devices,
     "gpu_memory": _gpu_memory,
+    "identity": _identity,
     "loaded_files": _loaded_files,
     "preprocess_canny": _preprocess_canny,
     "sage_info": _sage_info,

@@ -3,24 +3,26 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdsage import _job, _memory
+from sdsage import _identity, _job, _memory, _outcome
 from sdsage._bounds import MAX_THREADS, aligned_frames
-from sdsage._ffi import ffi, images_from_c, latents_from_c, latents_to_c, lib, text
-from sdsage._files import check_context_files, check_model_file
+from sdsage._ffi import answers_to_c, ffi, lib, text
+from sdsage._files import check_context_files, check_model_file, decoding_params
 from sdsage._fps import model_fps
 from sdsage._handle import Handle
 from sdsage._headers import look
 from sdsage._job import Attention, Hooks, OnLog, OnPreview, OnProgress, Preview, Step
 from sdsage._limits import check_image_job, check_references, check_video_job, hires_size
 from sdsage._remote import Remote, fact, in_worker
-from sdsage.enums import SampleMethod, Scheduler, weight_types
-from sdsage.errors import BadRequest, ContextClosed, GenerationError, ModelError
+from sdsage.checkpoint import Checkpoint, Keeper
+from sdsage.enums import CacheMode, SampleMethod, Scheduler, weight_types
+from sdsage.errors import BadRequest, ContextClosed, ModelError
 from sdsage.params import SdCtxParams, SdImgGenParams, SdLora, SdTilingParams, SdVidGenParams
 
 if TYPE_CHECKING:
@@ -29,7 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of each stage; `steps` holds every sampling step over both experts, in order."""
+    """Seconds of each stage.
+
+    `steps` holds every sampling step over both experts that was computed, in order; `replayed` counts those that came
+    from a checkpoint instead.
+    """
 
     load: float
     encode_text: float
@@ -38,6 +44,7 @@ class Timings:
     decode: float
     total: float
     steps: tuple[Step, ...]
+    replayed: int = 0
 
     @property
     def first_step(self) -> float | None:
@@ -73,7 +80,8 @@ class Result:
         seeds: the seed of every picture; one for a video.
         timings: seconds by stage; `load` is that of the context.
         adjusted: what was not made as asked, one sentence each.
-        attention: which kernels computed attention in which part of the model, how often, and why not SageAttention.
+        attention: which kernels computed attention in which part of the model, how often, and why not SageAttention;
+            what came from a checkpoint was not computed.
         latents: with keep_latents, one float32 array per picture (1 x C x H x W) or one per video (1 x C x T x H x W).
     """
 
@@ -99,6 +107,8 @@ class Context(Handle):
         isolated: run the engine in a process of its own (True), or in that of a given `Worker`. Results, errors and
             callbacks are the same; what ends that process (an abort, want of memory) is a `WorkerDied` here, and a
             job that does not stop in half a second when it is cancelled ends with it, and closes the context.
+        decode_only: the version of a model (as `version_name` gives it) whose latents will be decoded, and nothing
+            else: the VAE is the only file that is needed then (or `taesd_path`, or a whole checkpoint).
 
     Raises:
         SageUnavailable: `sage_attn` is set and SageAttention can't run on the device; no file has been opened.
@@ -117,16 +127,22 @@ class Context(Handle):
         on_progress: OnProgress | None = None,
         on_log: OnLog | None = None,
         isolated: "bool | Worker" = False,
+        decode_only: str | None = None,
     ) -> None:
         if isolated:
             more = {"device": device, "allow_pickle": allow_pickle, "on_progress": on_progress, "on_log": on_log}
+            more["decode_only"] = decode_only
             self._remote = Remote("Context", "context", isolated, (params,), more)
             return
         self._allow_pickle = allow_pickle
         self._diffusion_path = params.diffusion_model_path or params.model_path
-        if params.sage_attn:
+        self._decode_only = decode_only is not None
+        self._identity = _identity.flat(params, "ctx")
+        if self._decode_only:
+            params = decoding_params(params)
+        elif params.sage_attn:
             _job.check_sage(params.sage_kernel, device)
-        check_context_files(params, allow_pickle)
+        check_context_files(params, allow_pickle, self._decode_only)
         hooks = Hooks(on_progress, on_log)
         if params.n_threads > MAX_THREADS:
             raise BadRequest(f"n_threads is {params.n_threads}: at most {MAX_THREADS} are possible")
@@ -138,6 +154,8 @@ class Context(Handle):
             c_params = params.to_c(keep)
             if not params.was_set("free_params_immediately"):
                 c_params.free_params_immediately = False
+            if not lib.sdsage_decode_only(ffi.NULL if decode_only is None else decode_only.encode()):
+                raise BadRequest(f"no model that this engine knows is called {decode_only!r}")
             ctx = lib.new_sd_ctx(c_params)
             if ctx == ffi.NULL:
                 error = _job.failure()
@@ -251,15 +269,25 @@ class Context(Handle):
         on_preview: OnPreview | None = None,
         preview: Preview | None = None,
         keep_latents: bool = False,
+        checkpoint: Checkpoint | None = None,
     ) -> Result:
         """Makes `batch_count` pictures.
 
+        With `checkpoint` the work is kept on disk while it is done, and `checkpoint.resume` goes on with it: the
+        pictures are those of a run that was not interrupted, bit for bit where the device computes the same twice. Step
+        caches (`params.cache`) begin anew, which `Result.adjusted` says. The file stays until `checkpoint.remove()`.
+
         Raises:
+            ResumeError: `checkpoint.resume`, and there is nothing to resume, or it is of other settings.
+            DecodeError: the VAE could not decode, in tiles neither; the error holds the latents.
             BadRequest: a parameter is out of range, the model needs something that was not given, or the job needs more
                 memory than there is.
             NonFiniteError, GenerationError: the engine failed.
             Cancelled: `cancel()` was called.
         """
+        if self._decode_only:
+            keeper = self._keeper(checkpoint, params, self._seeds(params.seed, params.batch_count))
+            return self._decode_kept(keeper, params, [], Hooks(on_progress), keep_latents)
         if not self.supports_image:
             raise BadRequest(
                 f"{self.version_name} makes videos: use generate_video (vid-gen), with 1 frame for a picture"
@@ -277,7 +305,7 @@ class Context(Handle):
         seeds = self._seeds(params.seed, params.batch_count)
         adjusted = [str(a) for a in self.check_size(params)]
         return self._generate(
-            body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents
+            body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents, checkpoint
         )
 
     @in_worker
@@ -289,8 +317,12 @@ class Context(Handle):
         on_preview: OnPreview | None = None,
         preview: Preview | None = None,
         keep_latents: bool = False,
+        checkpoint: Checkpoint | None = None,
     ) -> Result:
-        """Makes one video. Raises what `generate_image` raises."""
+        """Makes one video. Takes and raises what `generate_image` does."""
+        if self._decode_only:
+            keeper = self._keeper(checkpoint, params, self._seeds(params.seed, 1))
+            return self._decode_kept(keeper, params, [], Hooks(on_progress), keep_latents)
         if not self.supports_video:
             raise BadRequest(f"{self.version_name} makes images, not videos: use generate_image (img-gen)")
         needs_encoder = bool(lib.sdsage_needs_encoder(self._open))
@@ -309,7 +341,7 @@ class Context(Handle):
         adjusted = [str(a) for a in self.check_size(params)]
         adjusted += self._without_effect(params, needs_encoder)
         return self._generate(
-            body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents
+            body, params, seeds, adjusted, Hooks(on_progress, None, on_preview, preview), keep_latents, checkpoint
         )
 
     @in_worker
@@ -324,24 +356,48 @@ class Context(Handle):
 
         Latents are 1 x C x T x H x W for a video and 1 x C x H x W for an image.
         """
+        return self.decode_all([latents], tiling, on_progress=on_progress).frames
+
+    @in_worker
+    def decode_all(
+        self,
+        latents: Sequence[NDArray[np.float32]],
+        tiling: SdTilingParams | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        seeds: Sequence[int] = (),
+    ) -> Result:
+        """What a job would have made of the latents that it kept (`Result.latents`): all its pictures, or its video.
+
+        `seeds` are handed on to the result. What does not decode at once for want of memory is decoded in tiles, and
+        `Result.adjusted` says so.
+
+        Raises:
+            BadRequest: the latents are not of this model.
+            DecodeError: the VAE could not decode, in tiles neither.
+        """
         video = self.supports_video
+        for x in latents:
+            self._check_latents(x, video)
+        if not latents:
+            raise BadRequest("there are no latents to decode")
+        self._begin_use()
+        begun, hooks = time.monotonic(), self._hooks(Hooks(on_progress))
+
+        def work() -> tuple[NDArray[np.uint8], list[str], tuple[Attention, ...]]:
+            frames, notes = _outcome.decode(self._open, latents, tiling or SdTilingParams(), video)
+            return frames, notes, _job.attention()
+
+        frames, notes, attention = _job.run(work, hooks, self._device)
+        return Result(frames, tuple(seeds), self._timings(hooks, begun), tuple(notes), attention, tuple(latents))
+
+    def _check_latents(self, latents: NDArray[np.float32], video: bool) -> None:
         shape = np.shape(latents)
         if len(shape) != (5 if video else 4) or shape[0] != 1 or 0 in shape or not np.isfinite(latents).all():
             raise BadRequest(
                 f"latents have shape {np.shape(latents)}: "
                 f"finite values of 1 x C x {'T x ' if video else ''}H x W are needed"
             )
-        self._begin_use()
-
-        def work() -> NDArray[np.uint8]:
-            keep: list[Any] = []
-            count = ffi.new("int *")
-            c_tiling = (tiling or SdTilingParams()).to_c(keep)
-            return _take_images(
-                lib.sdsage_decode(self._open, latents_to_c(latents, keep), c_tiling, video, count), count[0]
-            )
-
-        return _job.run(work, self._hooks(Hooks(on_progress)), self._device)
 
     # ---- inside
 
@@ -359,22 +415,66 @@ class Context(Handle):
         adjusted: list[str],
         hooks: Hooks,
         keep_latents: bool,
+        checkpoint: Checkpoint | None,
     ) -> Result:
-        self._begin_use()
         begun = time.monotonic()
+        keeper = self._keeper(checkpoint, params, seeds)
+        if keeper is not None and keeper.latents is not None:
+            return self._decode_kept(keeper, params, adjusted, hooks, keep_latents)
+        self._begin_use()
+        seeds = seeds if keeper is None else keeper.seeds
 
-        def work() -> tuple[NDArray[np.uint8], tuple[Attention, ...], tuple[NDArray[np.float32], ...]]:
+        def work() -> tuple[NDArray[np.uint8], tuple[Attention, ...], tuple[NDArray[np.float32], ...], list[str]]:
             keep: list[Any] = []
             c_params = params.to_c(keep)
             c_params.seed = seeds[0]
             self._resolve_sampler(c_params)
-            lib.sdsage_keep_latents(keep_latents)
-            frames = _take_images(*call(c_params))
-            return frames, _job.attention(), _take_latents() if keep_latents else ()
+            lib.sdsage_keep_latents(True)
+            if keeper is not None:
+                lib.sdsage_replay(answers_to_c(keeper.answers, keep), len(keeper.answers))
+            frames = _outcome.take_images(self._open, *call(c_params))
+            return frames, _job.attention(), _outcome.take_latents(), _outcome.tiled()
 
-        frames, attention, latents = _job.run(work, self._hooks(hooks), self._device)
+        with nullcontext() if keeper is None else keeper.listening(hooks, len(seeds)):
+            frames, attention, latents, notes = _job.run(work, self._hooks(hooks), self._device)
+        if hooks.replayed and params.cache.mode != CacheMode.DISABLED:
+            notes.append(
+                f"the step cache ({params.cache.mode.engine_name}) began anew after {hooks.replayed} steps from the "
+                "checkpoint: frames can differ from those of a run that was not interrupted"
+            )
+        adjusted += notes
+        kept = latents if keep_latents else ()
+        return Result(frames, seeds, self._timings(hooks, begun), tuple(adjusted), attention, kept)
+
+    def _decode_kept(
+        self,
+        keeper: Keeper | None,
+        params: SdImgGenParams | SdVidGenParams,
+        adjusted: list[str],
+        hooks: Hooks,
+        keep_latents: bool,
+    ) -> Result:
+        """What is left to do when sampling was over in the run before."""
+        if keeper is None or keeper.latents is None:
+            raise BadRequest("this context only decodes, and there are no latents yet: make one without decode_only")
+        tiling = params.vae_tiling_params
+        done = self.decode_all(keeper.latents, tiling, on_progress=hooks.on_progress, seeds=keeper.seeds)
+        return replace(done, adjusted=(*adjusted, *done.adjusted), latents=done.latents if keep_latents else ())
+
+    def _keeper(
+        self, checkpoint: Checkpoint | None, params: SdImgGenParams | SdVidGenParams, seeds: tuple[int, ...]
+    ) -> Keeper | None:
+        """The open checkpoint; `seeds` are drawn ones if the job asks for that, and an earlier run's win over them."""
+        if checkpoint is None:
+            return None
+        if checkpoint.resume and params.seed < 0:
+            seeds = checkpoint.read().seeds
+        settings = _identity.identity(self._identity, params, seeds[0])
+        return Keeper(checkpoint, self.version_name, settings, seeds)
+
+    def _timings(self, hooks: Hooks, begun: float) -> Timings:
         s = hooks.seconds
-        timings = Timings(
+        return Timings(
             load=self._load_seconds,
             encode_text=s.get("encode_text", 0.0),
             encode_image=s.get("encode_image", 0.0),
@@ -382,8 +482,8 @@ class Context(Handle):
             decode=s.get("decode", 0.0),
             total=time.monotonic() - begun,
             steps=tuple(hooks.steps),
+            replayed=hooks.replayed,
         )
-        return Result(frames, seeds, timings, tuple(adjusted), attention, latents)
 
     def _without_effect(self, params: SdVidGenParams, takes_pictures: bool) -> list[str]:
         """What was given and can't do anything with this model, one sentence each."""
@@ -447,26 +547,3 @@ class Context(Handle):
             raise BadRequest(
                 f"{why} needs the VAE's encoder: set sd_ctx_params.vae_decode_only = False before making the context"
             )
-
-
-def _take_images(images: Any, count: int) -> NDArray[np.uint8]:
-    """Copies and frees what the engine made; raises the job's error if it made nothing."""
-    if images == ffi.NULL or count < 1:
-        raise (
-            _job.failure()
-            if lib.sdsage_last_status() != lib.SDSAGE_OK
-            else GenerationError("the engine made no picture")
-        )
-    try:
-        return images_from_c(images, count)
-    finally:
-        lib.sdsage_free_images(images, count)
-
-
-def _take_latents() -> tuple[NDArray[np.float32], ...]:
-    count = ffi.new("int *")
-    latents = lib.sdsage_take_latents(count)
-    try:
-        return tuple(latents_from_c(latents[i]) for i in range(count[0]))
-    finally:
-        lib.sdsage_free_latents(latents, count[0])

@@ -1,5 +1,7 @@
 """Error classes. Each also inherits the builtin a reader would catch, and knows the exit code of the CLI."""
 
+from typing import Any
+
 
 class SdsageError(Exception):
     """Base of every error that sdsage raises on purpose."""
@@ -77,6 +79,32 @@ class WorkerDied(GenerationError):
         super().__init__(message)
         self.pid, self.returncode, self.signal = pid, returncode, signal
         self.stage, self.step, self.expert, self.last_words = stage, step, expert, last_words
+
+
+class DecodeError(GenerationError):
+    """Sampling is done and the VAE could not decode: the work is not lost.
+
+    Attributes:
+        latents: the final latents, for `Context.decode` or `sdsage.save_latents`.
+        model: the version of the model that they are of.
+    """
+
+    def __init__(self, message: str, latents: "tuple[Any, ...]", model: str) -> None:
+        super().__init__(message)
+        self.latents = latents
+        self.model = model
+
+
+class ResumeError(BadRequest):
+    """There is no checkpoint to go on from, or it is of a job with other settings.
+
+    Attributes:
+        differences: settings that are not the same: name, value before, value now.
+    """
+
+    def __init__(self, message: str, differences: "tuple[Any, ...]" = ()) -> None:
+        super().__init__(message)
+        self.differences = differences
 
 
 class Cancelled(SdsageError):

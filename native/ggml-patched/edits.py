@@ -745,4 +745,55 @@ FLASH = Group(
     ),
 )
 
-GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SHIFT, RANDOM, SD_CLI, SAGE, FLASH)
+DECODE = Group(
+    name="decode",
+    why="Latents outlive a decode that failed: what does not decode at once is tried again in tiles, and a context can be"
+    " made of a VAE alone, for latents that were kept.",
+    guard="tests/test_decode.py",
+    drop="upstream tiles by itself when memory is short, and decodes latents without a diffusion model",
+    edits=(
+        Edit(SD, "<", "const char* sampling_methods_str[] = {", '#include "sdsage_decoder.hpp"\n\n'),
+        Edit(
+            "src/model.h",
+            ">",
+            "String2TensorStorage& get_tensor_storage_map() { return tensor_storage_map; }\n",
+            "    void set_version(SDVersion version) { version_ = version; }\n",
+        ),
+        Edit(
+            SD,
+            "<",
+            "        model_loader.convert_tensors_name();\n",
+            "        if (sdsage::decodes_only()) {\n"
+            "            model_loader.set_version(sdsage::version_of(sdsage::decoded_version()));\n"
+            "        }\n",
+        ),
+        Edit(
+            SD,
+            "=",
+            "        version = model_loader.get_sd_version();\n",
+            "        version = sdsage::decodes_only() ? sdsage::version_of(sdsage::decoded_version())\n"
+            "                                         : model_loader.get_sd_version();\n",
+        ),
+        Edit(
+            SD,
+            "<",
+            "if (sd_version_is_sd3(version)) {\n                cond_stage_model = ",
+            "if (sdsage::decodes_only()) {\n"
+            "                cond_stage_model = std::make_shared<sdsage::NoConditioner>();\n"
+            "                diffusion_model  = std::make_shared<sdsage::NoDiffusion>();\n"
+            "            } else ",
+        ),
+        Edit(
+            SD,
+            "=",
+            "        return first_stage_model->decode(n_threads, latents, vae_tiling_params, decode_video, circular_x,"
+            " circular_y);\n",
+            "        return sdsage::decode_or_tile(*first_stage_model, latents.shape()[0], latents.shape()[1],\n"
+            "                                      vae_tiling_params, [&](const sd_tiling_params_t& tiling) {\n"
+            "            return first_stage_model->decode(n_threads, latents, tiling, decode_video, circular_x, circular_y);\n"
+            "        });\n",
+        ),
+    ),
+)
+
+GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SHIFT, RANDOM, SD_CLI, SAGE, FLASH, DECODE)

@@ -115,22 +115,14 @@ def loaded_files() -> list[str]:
 
 
 def media() -> dict[str, Any]:
-    """Which of the video containers can be written."""
-    from sdsage.errors import MissingExtra, SdsageError
-    from sdsage.media.pyav import CODECS, check_encoder
+    """Which video codecs can be written: `sdsage.media.codecs.listing`; `missing` says why there is none."""
+    from sdsage.errors import MissingExtra
+    from sdsage.media.codecs import listing
 
-    codecs = []
-    missing = ""
-    for suffix, codec in CODECS.items():
-        try:
-            check_encoder(suffix)
-            why = ""
-        except MissingExtra as error:
-            why = missing = str(error)
-        except SdsageError as error:
-            why = str(error)
-        codecs.append({"file": suffix, "encoder": codec.encoder, "present": not why, "why_not": why})
-    return {"missing": missing, "codecs": codecs}
+    try:
+        return {"missing": "", "codecs": listing()}
+    except MissingExtra as error:
+        return {"missing": str(error), "codecs": []}
 
 
 QUESTIONS: dict[str, Callable[[], Any]] = {"driver": driver, "media": media}

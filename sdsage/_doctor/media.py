@@ -19,6 +19,7 @@ def look(report: Report) -> None:
         report.add(Level.WARNING, "pyav-missing", f"{text}: {found['missing']}", GET_PYAV)
         return
     for codec in found["codecs"]:
-        if not codec["present"]:
+        if not codec["present"] and codec["default_of"]:
             mend = "pip install --force-reinstall --only-binary :all: av"
-            report.add(Level.WARNING, "codec-missing", codec["why_not"], mend)
+            text = f"{' and '.join(codec['default_of'])} can't be written in {codec['codec']}: {codec['why_not']}"
+            report.add(Level.WARNING, "codec-missing", text, mend)

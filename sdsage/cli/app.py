@@ -41,6 +41,10 @@ VERBS = {
         "Tell what model files are, and with which settings pictures and videos were made.",
         "sdsage info wan2.2-low.gguf style.safetensors cat.png",
     ),
+    "decode": Verb(
+        "Make the video or the pictures of latents that were kept: after a decode that failed, or with --save-latents.",
+        "sdsage decode cat.latents.safetensors --vae wan_2.1_vae.safetensors -o cat.mp4",
+    ),
     "devices": Verb("List the devices that models can run on.", "sdsage devices --json"),
     "doctor": Verb(
         "Look at this installation and this machine: what is wrong, and the command that mends it.",

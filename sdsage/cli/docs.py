@@ -116,6 +116,27 @@ asks for the free disk space first, goes on where an earlier one stopped, and ch
 in the prompt that is recorded, and a tag of the same name in `--prompt` wins over them. `HF_ENDPOINT` names another
 hub, `HF_TOKEN` a key for files with terms.
 
+## Nothing is lost
+
+While a run samples, each answer of the model is added to a hidden file next to the output,
+`.NAME.sdsage-checkpoint`; before decoding, the final latents take its place. It goes when the result is written.
+
+- A run that was ended (killed, out of memory, a power cut) goes on with `--resume`: the same command with that switch,
+  or `sdsage vid-gen -o NAME --resume` alone. The sampler runs again from its beginning with the recorded answers, which
+  takes a moment, and then computes the rest, so the result is that of a run that was not ended, whatever the sampler. A
+  setting that decides on the result and is not the same is an error that names it; other files, folders, devices,
+  threads and memory options are free. Only step caches (`--cache-mode`) begin anew, and the summary says so.
+- Ctrl-C within the first minute leaves nothing; later it leaves the file, and says how to go on.
+- A decode that fails for want of memory is tried again in tiles, with a warning; `adjusted` in the summary and in the
+  file says so. If that fails too, the exit code is 1, the latents are kept as `NAME.latents.safetensors`, and the
+  command that decodes them is printed. `sdsage decode` needs the VAE alone, no diffusion model and no text encoder.
+- `--save-latents` keeps that file in any case: float32 tensors `latents.0`, `latents.1`, ..., one for each picture
+  (1 x C x H x W) or one for the video (1 x C x T x H x W), and a JSON object in the metadata under `sdsage`.
+
+A call of the model takes as many bytes as the latents have: 8.4 MB for 81 frames of Wan at 832x480, written in 20 ms
+(`benchmarks/checkpoint_cost.py`). `--checkpoint-every 5` writes every fifth time only, 0 never. With `--extend` there
+is no checkpoint: the parts that are done are written when a later one fails.
+
 """
 
 
@@ -155,7 +176,7 @@ def _section(title: str, verbs: tuple[str, ...]) -> Iterator[str]:
 
 
 def _row(option: Option) -> str:
-    metavar = f" {option.kind.metavar}" if option.kind.metavar else ""
+    metavar = f" {option.kind.metavar}" if option.kind.metavar and not option.positional else ""
     names = ", ".join(f"`{name}{metavar}`" for name in option.names)
     use = f"{option.help}." + (f" Only in {option.only}." if option.only else "")
     if option.needs:

@@ -54,7 +54,10 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for device in facts["devices"]:
         yield "device", _device(device)
     for codec in facts["codecs"]:
-        yield "video", f"{codec['file']} with {codec['encoder']}: {codec['why_not'] or 'present'}"
+        yield (
+            "video",
+            f"{codec['codec']} ({codec['encoder']}) in {', '.join(codec['files'])}: {codec['why_not'] or 'present'}",
+        )
     for row in facts["folders"]:
         state = row["why_not"] or f"can be written, {_gib(row['bytes_free'])} free"
         yield "folder", f"{row['name']} {row['path']}: {state}"

@@ -69,7 +69,7 @@ class Estimate:
         if self._at < 0:
             self._begin(progress.expert or "sample", progress.steps)
         seconds, self._seen, self._step = progress.seconds - self._seen, progress.seconds, progress.step
-        replayed = getattr(progress, "replayed", 0)
+        replayed = progress.replayed
         if replayed > self._replayed:
             self._replayed = replayed
             return

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdsage.errors import BadRequest
+from sdsage.errors import BadRequest, WorkerDied
 
 from . import video
 from .codecs import show_codecs
@@ -15,13 +15,14 @@ from .console import begin, console
 from .engine import ask, engine
 from .eta import estimate
 from .job import Job, Resolved, build, resolve
+from .keeping import Keeping, keep, resumed
 from .memory import fit
 from .option import IMG
 from .places import plan
 from .record import Run, merged, metadata, summary, summary_lines
 from .repeat import differences, locate
 from .report import Reporter, say
-from .seeds import Part, choose, parts
+from .seeds import choose
 from .settings import Settings, merge
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     """Runs a generation from typer's values to the printed file names."""
-    settings = merge(verb, raw)
+    settings = merge(verb, resumed(verb, raw))
     begin(settings)
     if settings.values.get("codec") == "list":
         settings.problems.stop_if_any()
@@ -54,6 +55,9 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
             return
         for place in places:
             place.check_size(job.gen.width, job.gen.height)
+        if verb != IMG and not settings["high_noise_diffusion_model"]:
+            # sd-cli's default of 20 high-noise steps is meant for two experts only
+            job.gen.high_noise_sample_params.sample_steps = -1
         done = generate(job, places)
     show(merged(done))
 
@@ -116,26 +120,29 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
     from .preview import PreviewFile, engine_preview
 
     settings = job.settings
-    todo = parts(settings, job.seeds)
-    job.ctx.free_params_immediately = len(todo) == 1 and not settings.values.get("extend")
     job.memory = fit(job, *ask(settings, "gpu_memory", settings["device"]))  # before the bounds: tiles may be chosen
     ask(settings, "check_memory", job.ctx, settings["device"], job.gen)
+    todo = keep(job, places)
+    job.ctx.free_params_immediately = len(todo) == 1 and not settings.values.get("extend")
     with Reporter(settings, estimate(job)) as reporter:
         reporter.shown.update(settings.warnings)
         if settings["seed"] < 0 and not settings["seeds"]:
             reporter.note(f"seed {job.seeds[0]} was drawn")
         for sentence in filter(None, (job.memory, *job.notes)):
             reporter.note(sentence)
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"keep_latents": settings["save_latents"]}
         if settings["preview"] != "none":
-            more = {"on_preview": PreviewFile(settings, reporter), "preview": engine_preview(settings)}
+            more |= {"on_preview": PreviewFile(settings, reporter), "preview": engine_preview(settings)}
         done: list[Run] = []
-        with open_upscaler(settings, reporter) as upscaler:  # first: a wrong file is found before the work
+        last = todo[-1]
+        # first: a wrong file is found before the work
+        with open_upscaler(settings, reporter) as upscaler, last.watching(reporter):
 
-            def finish(result: "Result") -> None:
+            def finish(kept: Keeping, result: "Result") -> None:
                 for sentence in result.adjusted:
                     reporter.message("warning", sentence)
-                done.append(write(job, result, places[len(done)], reporter, upscaler))
+                done.append(write(job, result, kept.place, reporter, upscaler))
+                done[-1].latents = kept.saved
 
             with Context(
                 job.ctx,
@@ -144,6 +151,7 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
                 on_progress=reporter.progress,
                 on_log=reporter.log,
                 isolated=settings.worker or True,
+                decode_only=last.decode_only if len(todo) == 1 else None,
             ) as context:
                 check_size(context, job, reporter)
                 job.fps_why = video.settle_fps(settings, context) if settings.verb != IMG else ""
@@ -153,28 +161,33 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
                         reporter.message("warning", sentence)
                 if not settings["disable_image_metadata"]:
                     job.inputs.start_hashing()
-                for part in todo[:-1]:
-                    finish(start(context, job, part, more, reporter, places[len(done)]))
+                for kept in todo[:-1]:
+                    with kept.watching(reporter):
+                        finish(kept, start(context, kept, more, reporter))
                     reporter.note(f"{done[-1].files[0]} is written, {len(done)} of {len(todo)}")
-                result = start(context, job, todo[-1], more, reporter, places[-1])
-            finish(result)  # the last one without the model in memory
+                try:
+                    result = start(context, last, more, reporter)
+                except WorkerDied as death:
+                    result = last.decode_in_tiles(death, reporter)
+            finish(last, result)  # the last one without the model in memory
     return done
 
 
-def start(
-    context: "Context", job: Job, part: Part, more: dict[str, Any], reporter: Reporter, output: "Output"
-) -> "Result":
-    """Runs one part of the job, which will go to `output`; `more` holds what belongs to previews."""
+def start(context: "Context", kept: Keeping, more: dict[str, Any], reporter: Reporter) -> "Result":
+    """Runs one part of the job; `more` holds what belongs to previews."""
     from sdsage.params import SdImgGenParams
 
-    job.gen.seed = job.seeds[part.first]
+    job = kept.job
+    job.gen.seed = job.seeds[kept.part.first]
     if isinstance(job.gen, SdImgGenParams):
         if not context.supports_image:
             raise BadRequest(f"{context.version_name} makes videos: run 'sdsage vid-gen', with one frame for a picture")
-        return context.generate_image(job.gen, **more)
-    if not context.two_experts:  # sd-cli's default of 20 high-noise steps is meant for two experts only
-        job.gen.high_noise_sample_params.sample_steps = -1
-    return video.generate(context, job, more, reporter, output)
+        result = context.generate_image(job.gen, checkpoint=kept.checkpoint, **more)
+    else:
+        result = video.generate(context, job, more | {"checkpoint": kept.checkpoint}, reporter, kept.place)
+    if job.settings["save_latents"]:
+        kept.save(result.latents, context.version_name)
+    return result
 
 
 def check_size(context: "Context", job: Job, reporter: Reporter) -> None:

@@ -63,7 +63,7 @@ class Panel:
 _LIMITS: dict[float, str] = {-(2**63): "-2^63", 2**63 - 1: "2^63 - 1"}  # how the ends of a range are written
 
 VID, IMG, CONVERT, UPSCALE, DEVICES, INFO = "vid-gen", "img-gen", "convert", "upscale", "devices", "info"
-DOCTOR = "doctor"
+DOCTOR, DECODE = "doctor", "decode"
 GENERATE = frozenset({VID, IMG})
 
 
@@ -83,6 +83,7 @@ class Option:
         low, high: allowed range, ends included unless `low_open`.
         sets: what a switch writes to its target.
         in_verb: (verb, help, default_text) where an option shared by several verbs is told in other words.
+        positional: the value stands without a name, as the only such one of its verb.
         record: False keeps the option out of metadata (how a file was made does not depend on it).
     """
 
@@ -106,12 +107,13 @@ class Option:
     choices: Sequence[str] = ()
     many: bool = False
     sets: bool = True
+    positional: bool = False
     record: bool = True
     in_verb: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def key(self) -> str:
-        return self.name.removeprefix("--").replace("-", "_")
+        return self.name.removeprefix("--").replace("-", "_").lower()
 
     def told_in(self, verb: str) -> "Option":
         """The same option in the words of a verb."""

@@ -22,7 +22,7 @@ from sdsage.enums import (
     weight_types,
 )
 
-from .option import CONVERT, DEVICES, DOCTOR, GENERATE, IMG, INFO, UPSCALE, VID, Kind, Option, Panel
+from .option import CONVERT, DECODE, DEVICES, DOCTOR, GENERATE, IMG, INFO, UPSCALE, VID, Kind, Option, Panel
 
 FLOAT, INT, SWITCH, FILE, FOLDER, CHOICE = (
     Kind.FLOAT,
@@ -40,13 +40,13 @@ CODECS = ("h264", "h265", "vp9", "av1")  # as in sdsage.media.codecs, which is n
 UPSCALERS = tuple(name for name in HiresUpscaler.choices() if name != "Model")
 WEIGHT_TYPES = tuple(weight_types())
 
-RUNS = GENERATE | {CONVERT, UPSCALE}
+RUNS = GENERATE | {CONVERT, DECODE, UPSCALE}
 _MUST = "none, it must be given"
 _ENGINE = "chosen by the engine for the model"
 
 _MODEL = (
     Option("--model", "Whole checkpoint with diffusion model, text encoder and VAE", Panel.MODEL, FILE, short="-m",
-           target="ctx.model_path", verbs=GENERATE | {CONVERT},
+           target="ctx.model_path", verbs=GENERATE | {CONVERT, DECODE},
            in_verb=((CONVERT, "Model to convert: a file, or a folder in diffusers layout", _MUST),)),
     Option("--diffusion-model", "Diffusion model alone; of two experts, the low-noise one", Panel.MODEL, FILE,
            target="ctx.diffusion_model_path"),
@@ -60,9 +60,9 @@ _MODEL = (
     Option("--llm_vision", "Vision part of the language model", Panel.MODEL, FILE, aliases=("--qwen2vl_vision",),
            target="ctx.llm_vision_path"),
     Option("--vae", "VAE that turns latents into pictures", Panel.MODEL, FILE, target="ctx.vae_path",
-           verbs=GENERATE | {CONVERT}, in_verb=((CONVERT, "VAE that goes into the same file", "none"),)),
+           verbs=GENERATE | {CONVERT, DECODE}, in_verb=((CONVERT, "VAE that goes into the same file", "none"),)),
     Option("--taesd", "Tiny autoencoder, which decodes faster and less exactly than the VAE", Panel.MODEL, FILE,
-           aliases=("--tae",), target="ctx.taesd_path"),
+           aliases=("--tae",), target="ctx.taesd_path", verbs=GENERATE | {DECODE}),
     Option("--control-net", "ControlNet model", Panel.MODEL, FILE, target="ctx.control_net_path", only=IMG,
            needs=("--control-image",)),
     Option("--photo-maker", "PhotoMaker model", Panel.MODEL, FILE, target="ctx.photo_maker_path", only=IMG),
@@ -74,16 +74,16 @@ _MODEL = (
            "at run time (for quantized weights)", Panel.MODEL, CHOICE, choices=LoraApplyMode.choices(), default="auto",
            default_text="auto, which means at_runtime for quantized weights", target="ctx.lora_apply_mode"),
     Option("--type", "Number format to which weights are converted", Panel.MODEL, CHOICE, choices=WEIGHT_TYPES,
-           default_text="as in the file", target="ctx.wtype", verbs=GENERATE | {CONVERT}),
+           default_text="as in the file", target="ctx.wtype", verbs=GENERATE | {CONVERT, DECODE}),
     Option("--tensor-type-rules", "Number format per tensor, as pairs of a regular expression and a format, such as "
            r"'^vae\.=f16,model\.=q8_0'", Panel.MODEL, unit="REGEX=FORMAT,...", default="",
-           target="ctx.tensor_type_rules", verbs=GENERATE | {CONVERT}),
+           target="ctx.tensor_type_rules", verbs=GENERATE | {CONVERT, DECODE}),
     Option("--convert-name", "Rename the tensors to the engine's own names", Panel.MODEL, SWITCH,
            verbs=frozenset({CONVERT})),
     Option("--prediction", "What the model predicts, when the file does not tell", Panel.MODEL, CHOICE,
            choices=Prediction.choices(), default_text="read from the file", target="ctx.prediction"),
     Option("--force-sdxl-vae-conv-scale", "Scale the convolutions of an SDXL VAE, against overflow in 16-bit numbers",
-           Panel.MODEL, SWITCH, target="ctx.force_sdxl_vae_conv_scale"),
+           Panel.MODEL, SWITCH, target="ctx.force_sdxl_vae_conv_scale", verbs=GENERATE | {DECODE}),
     Option("--chroma-disable-dit-mask", "Leave out the padding mask in Chroma's diffusion model", Panel.MODEL, SWITCH,
            target="ctx.chroma_use_dit_mask", sets=False),
     Option("--chroma-enable-t5-mask", "Use the padding mask in Chroma's text encoder", Panel.MODEL, SWITCH,
@@ -94,6 +94,11 @@ _MODEL = (
            target="ctx.qwen_image_zero_cond_t"),
     Option("--allow-pickle", "Read .ckpt, .pt and .pth files, which are pickled and only safe from a source you trust",
            Panel.MODEL, SWITCH, verbs=RUNS, record=False),
+)  # fmt: skip
+
+_LATENTS = (
+    Option("LATENTS", "Latents that were kept: NAME.latents.safetensors", Panel.MODEL, FILE, positional=True,
+           verbs=frozenset({DECODE}), record=False),
 )  # fmt: skip
 
 _PROMPT = (
@@ -186,11 +191,12 @@ _SAMPLING = (
            Panel.SAMPLING, CHOICE, choices=RNGS, default="cuda", target="ctx.rng_type"),
     Option("--sampler-rng", "Random number generator inside the sampler", Panel.SAMPLING, CHOICE, choices=RNGS,
            default_text="that of --rng", target="ctx.sampler_rng_type"),
-    Option("--circular", "Make pictures that tile in both directions", Panel.SAMPLING, SWITCH),
+    Option("--circular", "Make pictures that tile in both directions", Panel.SAMPLING, SWITCH,
+           verbs=GENERATE | {DECODE}),
     Option("--circularx", "Make pictures that tile from left to right", Panel.SAMPLING, SWITCH,
-           beaten_by=("--circular",)),
+           beaten_by=("--circular",), verbs=GENERATE | {DECODE}),
     Option("--circulary", "Make pictures that tile from top to bottom", Panel.SAMPLING, SWITCH,
-           beaten_by=("--circular",)),
+           beaten_by=("--circular",), verbs=GENERATE | {DECODE}),
 )  # fmt: skip
 
 
@@ -228,7 +234,8 @@ _SIZE = (
     Option("--video-frames", "Length of the video; a count other than 4n+1 is lowered to the next one", Panel.SIZE, INT,
            default=1, unit="frames", low=1, high=MAX_FRAMES, target="vid.video_frames", only=VID),
     Option("--fps", "Speed at which the video is played", Panel.SIZE, INT, unit="frames per second", low=1, high=1000,
-           only=VID, default_text="that of the model: 24 for Wan2.2 TI2V and LTX, 16 for every other Wan"),
+           only=VID, verbs=GENERATE | {DECODE},
+           default_text="that of the model: 24 for Wan2.2 TI2V and LTX, 16 for every other Wan"),
     Option("--extend", "Go on from the last frame this many times, each time by --video-frames less one, for models "
            "that take a picture; part i has seed + i, and a seam may show as a change of motion", Panel.SIZE, INT,
            default=0, unit="times", low=0, high=1000, only=VID, verbs=frozenset({VID})),
@@ -242,31 +249,34 @@ _MEMORY = (
            "that it fits; auto takes what is free", Panel.MEMORY, unit="GiB, or auto", default_text="nothing is chosen",
            record=False),
     Option("--offload-to-cpu", "Keep the weights in RAM and copy them to the GPU when they are needed", Panel.MEMORY,
-           SWITCH, target="ctx.offload_params_to_cpu", verbs=GENERATE | {UPSCALE}),
+           SWITCH, target="ctx.offload_params_to_cpu", verbs=GENERATE | {DECODE, UPSCALE}),
     Option("--max-vram", "GPU memory for one part of the calculation, which is cut into parts to fit; 0 does not cut",
-           Panel.MEMORY, FLOAT, default=0.0, unit="GiB", low=0, target="ctx.max_vram"),
+           Panel.MEMORY, FLOAT, default=0.0, unit="GiB", low=0, target="ctx.max_vram", verbs=GENERATE | {DECODE}),
     Option("--clip-on-cpu", "Run the text encoder on the CPU", Panel.MEMORY, SWITCH, target="ctx.keep_clip_on_cpu"),
-    Option("--vae-on-cpu", "Run the VAE on the CPU", Panel.MEMORY, SWITCH, target="ctx.keep_vae_on_cpu"),
+    Option("--vae-on-cpu", "Run the VAE on the CPU", Panel.MEMORY, SWITCH, target="ctx.keep_vae_on_cpu",
+           verbs=GENERATE | {DECODE}),
     Option("--control-net-cpu", "Run the ControlNet on the CPU", Panel.MEMORY, SWITCH,
            target="ctx.keep_control_net_on_cpu", only=IMG, needs=("--control-net",)),
     Option("--mmap", "Map model files into memory instead of reading them", Panel.MEMORY, SWITCH,
-           target="ctx.enable_mmap"),
+           target="ctx.enable_mmap", verbs=GENERATE | {DECODE}),
     Option("--vae-tiling", "Run the VAE tile by tile, which needs less memory", Panel.MEMORY, SWITCH,
-           target="gen.vae_tiling_params.enabled"),
+           target="gen.vae_tiling_params.enabled", verbs=GENERATE | {DECODE}),
     Option("--vae-tile-size", "Size of a tile", Panel.MEMORY, Kind.INT_PAIR, default=(0, 0), unit="latent pixels",
            low=0, high=MAX_SIZE, default_text="32x32", needs=("--vae-tiling",),
-           beaten_by=("--vae-relative-tile-size",)),
+           beaten_by=("--vae-relative-tile-size",), verbs=GENERATE | {DECODE}),
     Option("--vae-relative-tile-size", "Size of a tile: up to 1 a fraction of the picture, above 1 the number of tiles",
            Panel.MEMORY, Kind.FLOAT_PAIR, default=(0.0, 0.0), unit="fraction or tiles", low=0, high=MAX_SIZE,
-           default_text="from --vae-tile-size", needs=("--vae-tiling",)),
+           default_text="from --vae-tile-size", needs=("--vae-tiling",), verbs=GENERATE | {DECODE}),
     Option("--vae-tile-overlap", "How much tiles overlap", Panel.MEMORY, FLOAT, default=0.5, unit="fraction of a tile",
-           low=0, high=0.5, target="gen.vae_tiling_params.target_overlap", needs=("--vae-tiling",)),
+           low=0, high=0.5, target="gen.vae_tiling_params.target_overlap", needs=("--vae-tiling",),
+           verbs=GENERATE | {DECODE}),
 )  # fmt: skip
 
 _SPEED = (
     Option("--threads", "CPU threads", Panel.SPEED, INT, default=-1, short="-t", unit="threads", high=4096,
-           default_text="-1, all physical cores", verbs=GENERATE | {UPSCALE}, record=False),
-    Option("--fa", "Flash attention in every part of the model", Panel.SPEED, SWITCH, target="ctx.flash_attn"),
+           default_text="-1, all physical cores", verbs=GENERATE | {DECODE, UPSCALE}, record=False),
+    Option("--fa", "Flash attention in every part of the model", Panel.SPEED, SWITCH, target="ctx.flash_attn",
+           verbs=GENERATE | {DECODE}),
     Option("--diffusion-fa", "Flash attention in the diffusion model only", Panel.SPEED, SWITCH,
            target="ctx.diffusion_flash_attn", beaten_by=("--fa",)),
     Option("--sage-attn", "SageAttention in the diffusion model: 8-bit attention on NVIDIA GPUs from compute "
@@ -276,7 +286,8 @@ _SPEED = (
            needs=("--sage-attn",)),
     Option("--diffusion-conv-direct", "Convolve directly in the diffusion model and the upscaler", Panel.SPEED, SWITCH,
            target="ctx.diffusion_conv_direct", verbs=GENERATE | {UPSCALE}),
-    Option("--vae-conv-direct", "Convolve directly in the VAE", Panel.SPEED, SWITCH, target="ctx.vae_conv_direct"),
+    Option("--vae-conv-direct", "Convolve directly in the VAE", Panel.SPEED, SWITCH, target="ctx.vae_conv_direct",
+           verbs=GENERATE | {DECODE}),
     Option("--cache-mode", "Reuse results of earlier steps: easycache for transformers, ucache for UNets, dbcache, "
            "taylorseer and cache-dit for blocks of transformers, spectrum for both", Panel.SPEED, CHOICE,
            choices=CACHE_MODES, default="disabled"),
@@ -347,7 +358,7 @@ _OUTPUT = (
            in_verb=((UPSCALE, "File to write: .png, .jpg or .webp", "output.png"),
                     (CONVERT, "File to write: .gguf or .safetensors", "output.gguf"))),
     Option("--output-begin-idx", "First number of numbered files", Panel.OUTPUT, INT, default=-1, default_text="0",
-           low=0, high=999999, record=False),
+           low=0, high=999999, verbs=GENERATE | {DECODE}, record=False),
     Option("--codec", "Codec of .mp4 (h264, h265, av1) and .webm (vp9, av1); 'list' prints what this machine can write",
            Panel.OUTPUT, CHOICE, choices=(*CODECS, "list"), verbs=frozenset({VID, UPSCALE}), record=False,
            default_text="h264 in .mp4, vp9 in .webm"),
@@ -356,7 +367,13 @@ _OUTPUT = (
            default_text="that of the codec: h264 17, h265 20, vp9 18, av1 24"),
     Option("--overwrite", "Replace files that exist", Panel.OUTPUT, SWITCH, verbs=RUNS, record=False),
     Option("--disable-image-metadata", "Leave prompt and settings out of the files", Panel.OUTPUT, SWITCH,
-           aliases=("--no-metadata",), record=False),
+           aliases=("--no-metadata",), verbs=GENERATE | {DECODE}, record=False),
+    Option("--save-latents", "Keep the final latents beside the output, as NAME.latents.safetensors for sdsage decode",
+           Panel.OUTPUT, SWITCH, record=False),
+    Option("--checkpoint-every", "Keep the work on disk each time that the model was called so often, a few MB a call; "
+           "0 keeps nothing", Panel.OUTPUT, INT, default=1, unit="model calls", low=0, high=MAX_STEPS, record=False),
+    Option("--resume", "Go on with a run that was ended: the same command, or --output alone", Panel.OUTPUT, SWITCH,
+           record=False),
 )  # fmt: skip
 
 _RUN = (
@@ -375,7 +392,7 @@ _RUN = (
     Option("--ignore-hashes", "Take files for --from by their name alone", Panel.RUN, SWITCH, needs=("--from-file",),
            record=False),
     Option("--device", "Device to run on, as 'sdsage devices' names it", Panel.RUN, unit="device",
-           default_text="the first GPU, else cpu", verbs=GENERATE | {UPSCALE}, record=False),
+           default_text="the first GPU, else cpu", verbs=GENERATE | {DECODE, UPSCALE}, record=False),
     Option("--strict", "Make a size or frame count that the model can't take an error", Panel.RUN, SWITCH,
            record=False),
     Option("--print-params", "Print the parameters as JSON and stop before anything is loaded", Panel.RUN, SWITCH,
@@ -399,7 +416,7 @@ _RUN = (
 )  # fmt: skip
 
 TABLE: tuple[Option, ...] = (
-    *(_MODEL + _PROMPT + _PICTURES + _SAMPLING + _HIGH_NOISE + _SIZE),
+    *(_LATENTS + _MODEL + _PROMPT + _PICTURES + _SAMPLING + _HIGH_NOISE + _SIZE),
     *(_MEMORY + _SPEED + _UPSCALING + _PREVIEW + _OUTPUT + _RUN),
 )
 

@@ -31,14 +31,16 @@ def plan(settings: Settings, prompt: str, seeds: tuple[int, ...]) -> "list[Outpu
     fields = [{"seed": str(seed), "prompt": prompt, "date": date} for seed in seeds]
     name = settings["output"] or DEFAULT_OUTPUT[settings.verb]
     begin = max(settings["output_begin_idx"], 0)
+    # a part that is there was written by the run that is resumed, and is not made again
+    replaces = settings["overwrite"] or (settings["resume"] and len(parts(settings, seeds)) > 1)
     try:
         if settings.verb != IMG:
-            return _videos(name, fields, begin, settings)
+            return _videos(name, fields, begin, settings, replaces)
         whole = plan_output(
             name,
             video=False,
             count=len(seeds),
-            overwrite=settings["overwrite"],
+            overwrite=replaces,
             begin_index=begin,
             fields=fields,
         )
@@ -48,7 +50,7 @@ def plan(settings: Settings, prompt: str, seeds: tuple[int, ...]) -> "list[Outpu
         return []
 
 
-def _videos(name: str, fields: list[dict[str, str]], begin: int, settings: Settings) -> "list[Output]":
+def _videos(name: str, fields: list[dict[str, str]], begin: int, settings: Settings, replaces: bool) -> "list[Output]":
     """One place for each video. Its number is {index}; %d counts the frames inside one video."""
     from sdsage.media import naming, plan_output
 
@@ -61,7 +63,7 @@ def _videos(name: str, fields: list[dict[str, str]], begin: int, settings: Setti
             template,
             video=True,
             count=frames,
-            overwrite=settings["overwrite"],
+            overwrite=replaces,
             begin_index=begin,
             codec=settings["codec"],
             crf=settings["crf"],

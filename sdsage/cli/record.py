@@ -30,6 +30,7 @@ class Run:
         attention: which kernels computed it, how often.
         part_seeds: of a video that was extended, the seed of each part.
         encode: seconds that writing the files took; `upscale` those of --upscale-model.
+        latents: the files of --save-latents.
     """
 
     job: Job
@@ -45,6 +46,7 @@ class Run:
     part_seeds: tuple[int, ...] = ()
     upscale: float = 0.0
     encode: float = 0.0
+    latents: tuple[Path, ...] = ()
 
 
 def recorded_options(job: Job) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def merged(runs: Sequence[Run]) -> Run:
 
     if len(runs) == 1:
         return runs[0]
-    names = ("encode_text", "encode_image", "sample", "decode", "total")
+    names = ("encode_text", "encode_image", "sample", "decode", "total", "replayed")
     times = {name: sum(getattr(run.timings, name) for run in runs) for name in names}
     steps = tuple(step for run in runs for step in run.timings.steps)
     calls: dict[tuple[str, str, str], int] = {}
@@ -172,6 +174,7 @@ def merged(runs: Sequence[Run]) -> Run:
         adjusted=tuple(dict.fromkeys(sentence for run in runs for sentence in run.adjusted)),
         attention=tuple(Attention(module, kernel, n, why) for (module, kernel, why), n in calls.items()),
         files=tuple(path for run in runs for path in run.files),
+        latents=tuple(path for run in runs for path in run.latents),
         notes=tuple(dict.fromkeys(sentence for run in runs for sentence in run.notes)),
         upscale=sum(run.upscale for run in runs),
         encode=sum(run.encode for run in runs),
@@ -208,11 +211,13 @@ def summary(run: Run) -> dict[str, Any]:
         "frames": run.frames,
         **({"part_seeds": list(run.part_seeds)} if len(run.part_seeds) > 1 else {}),
         **({"fps": run.job.settings["fps"], "fps_why": run.job.fps_why} if run.job.settings.verb != IMG else {}),
-        "steps": len(t.steps),
+        "steps": len(t.steps) + t.replayed,
+        "replayed_steps": t.replayed,
         "seconds": {name: None if value is None else round(value, 3) for name, value in seconds.items()},
         "adjusted": list(run.adjusted),
         "attention": [asdict(a) for a in run.attention],
         "notes": list(run.notes),
+        "latents": [str(path) for path in run.latents],
         "memory": run.job.memory,
         "options": recorded_options(run.job) | {"seed": run.job.seeds[0]},
     }
@@ -252,6 +257,9 @@ def summary_lines(values: dict[str, Any]) -> list[str]:
     files = values["files"]
     name = files[0] if len(files) == 1 else f"{files[0]} ... {files[-1]} ({len(files)} files)"
     rows.append(("file", f"{name} ({what})"))
+    rows += [("latents", path) for path in values["latents"]]
+    if values["replayed_steps"]:
+        rows.append(("resumed", f"{values['replayed_steps']} of {values['steps']} steps came from the checkpoint"))
     seeds = values["seeds"]
     in_turn = list(range(seeds[0], seeds[0] + len(seeds))) == seeds
     rows.append(("seed", f"{seeds[0]} ... {seeds[-1]}" if in_turn and seeds[1:] else ", ".join(map(str, seeds))))

@@ -193,6 +193,9 @@ class Reporter:
             left = (progress.steps - progress.step) * progress.seconds / progress.step
         detail = f"{progress.step}/{progress.steps}" + (f", {step_seconds:.2f} s/it" if sampling else "")
         detail += "" if left is None else f", {duration(left)} left"
+        replayed = progress.step <= progress.replayed
+        if replayed:
+            detail = f"{progress.step}/{progress.steps} from the checkpoint"
         if self._bars is not None:
             self._bars.update(self._task, completed=progress.step, total=progress.steps, detail=detail)
         now = time.monotonic()
@@ -205,8 +208,8 @@ class Reporter:
             self._console.log("step", f"{stage_name(progress)} {detail}")
         fields: dict[str, Any] = {"stage": progress.stage, "expert": progress.expert}
         fields |= {"step": progress.step, "steps": progress.steps}
-        fields |= {"seconds": round(step_seconds, 3) if sampling else None}
+        fields |= {"seconds": round(step_seconds, 3) if sampling and not replayed else None}
         fields |= {"seconds_left": None if left is None else round(left, 3)}
         if sampling:
-            fields |= {"overall_step": self._estimate.step, "overall_steps": self._estimate.steps}
+            fields |= {"overall_step": self._estimate.step, "overall_steps": self._estimate.steps, "replayed": replayed}
         self._console.event("step", **fields)

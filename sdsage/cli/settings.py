@@ -37,6 +37,7 @@ class Settings:
         problems: what is wrong; the caller adds its own and then calls `problems.stop_if_any()`.
         preset_loras: those that the preset brings.
         worker: the process that runs the engine, inside `engine.engine`.
+        raw: what typer gave, by parameter name.
     """
 
     verb: str
@@ -49,6 +50,7 @@ class Settings:
     located: dict[str, dict[str, str]] = field(default_factory=dict)
     preset_loras: "tuple[PresetLora, ...]" = ()
     worker: "Worker | None" = None
+    raw: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -70,7 +72,7 @@ def merge(verb: str, raw: Mapping[str, Any]) -> Settings:
         BadRequest: the preset or the config file can't be used at all. Single bad values become `problems`.
     """
     defaults = {o.key: False if o.kind is Kind.SWITCH else o.default for o in of_verb(verb)}
-    settings = Settings(verb, defaults, set())
+    settings = Settings(verb, defaults, set(), raw=raw)
     given = _command_line(verb, raw, settings)
     config = _read_config(given["config"], verb, settings.problems) if given.get("config") else {}
     quiet = bool(given.get("quiet", config.get("quiet")))

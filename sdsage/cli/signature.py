@@ -33,6 +33,11 @@ def command(verb: str, run: Callable[[Raw], None]) -> Callable[..., None]:
 
 
 def _parameters(option: Option) -> list[inspect.Parameter]:
+    if option.positional:
+        argument = typer.Argument(
+            None, metavar=option.name, help=option.sentence(), rich_help_panel=option.panel, show_default=False
+        )
+        return [_parameter(option.key, argument, str)]
     switch = option.kind is Kind.SWITCH
     info = typer.Option(
         False if switch else None,

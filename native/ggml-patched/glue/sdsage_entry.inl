@@ -41,6 +41,8 @@ sd_image_t * decode_latents(sd_ctx_t * ctx, const float * data, const std::vecto
     return images;
 }
 
+bool is_version_name(const std::string & name) { return version_of(name) != VERSION_COUNT; }
+
 const char * version_name(const sd_ctx_t * ctx) { return model_version_to_str[ctx->sd->version]; }
 
 bool has_two_experts(const sd_ctx_t * ctx) { return ctx->sd->high_noise_diffusion_model != nullptr; }

@@ -205,6 +205,9 @@ bool check_parsed(const sd_ctx_params_t & params, Loader & loader) {
     if (!check_whole(loader)) {
         return false;
     }
+    if (decodes_only()) {
+        return true;
+    }
     bool has_wan = false, has_text = false;
     for (const auto & [name, t] : loader.get_tensor_storage_map()) {
         has_wan |= starts_with(name, "model.diffusion_model.patch_embedding.");

@@ -29,7 +29,7 @@ inline void set_attention(const std::shared_ptr<DiffusionModel> & model, int set
         set(m->z_image);
     } else if (auto m = std::dynamic_pointer_cast<ErnieImageModel>(model)) {
         set(m->ernie_image);
-    } else if (model) {
+    } else if (model && !decodes_only()) {
         throw std::logic_error("this diffusion model has no attention setting: " + model->get_desc());
     }
 }

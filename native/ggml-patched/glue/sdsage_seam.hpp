@@ -2,6 +2,7 @@
 // The functions live in native/sd_cli/src/job.cpp; they act on the job that this process is running.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -65,9 +66,21 @@ bool no_throw(Body body) {
     return false;
 }
 
-// True when somebody asked for the latents (sdsage_keep_latents).
-bool wants_latents();
-void give_latents(const float * data, const std::vector<int64_t> & shape);
+// The answer that this call of the model had in an earlier run (sdsage_replay); null: compute it. A recorded answer that does not
+// belong here fails the job.
+const float * recorded_answer(const std::vector<int64_t> & shape, float sigma, int step);
+// What the model just answered; not called for recorded answers.
+void give_answer(const float * data, const std::vector<int64_t> & shape, float sigma, int step);
+// The final latents of picture `index`, before decoding.
+void give_latents(const float * data, const std::vector<int64_t> & shape, int index);
+
+// Decoding failed and nobody asked it to stop. True: try again in tiles, this time of `tile` latent pixels.
+bool retry_in_tiles(const std::string & why, int tile);
+
+// True while a context is made that only decodes: there is no diffusion model and no text encoder.
+bool decodes_only();
+// Name of the version of the latents that this context decodes; decodes_only() says whether it counts.
+const std::string & decoded_version();
 
 template <class Tensor>
 bool all_finite(const Tensor & x) {
@@ -83,15 +96,27 @@ bool all_finite(const Tensor & x) {
 }
 
 // Wraps the sampler's model call: `x` holds the latents after the step before, the result is the denoised estimate.
+// All that a sampler knows follows from its start, its random numbers and these answers: with recorded ones it comes to the state
+// that it was in, bit for bit, whatever sampler it is.
 template <class Denoise>
 auto watch_steps(Denoise denoise) {
     return [denoise](const auto & x, float sigma, int step) -> decltype(denoise(x, sigma, step)) {
         if (!step_begin(step, all_finite(x))) {
             return {};
         }
-        auto denoised = denoise(x, sigma, step);
+        decltype(denoise(x, sigma, step)) denoised;
+        const float * recorded = recorded_answer(x.shape(), sigma, step);
+        if (recorded != nullptr) {
+            denoised.resize(x.shape());
+            std::copy(recorded, recorded + x.numel(), denoised.data());
+        } else if (!failed()) {
+            denoised = denoise(x, sigma, step);
+        }
         if (denoised.empty() || !step_end(step, all_finite(denoised))) {
             return {};
+        }
+        if (recorded == nullptr) {
+            give_answer(denoised.data(), denoised.shape(), sigma, step);
         }
         return denoised;
     };
@@ -105,12 +130,41 @@ bool check_latents(const std::vector<Tensor> & latents) {
             return false;
         }
     }
-    if (wants_latents()) {
-        for (const Tensor & x : latents) {
-            give_latents(x.data(), x.shape());
-        }
+    for (size_t i = 0; i < latents.size(); i++) {
+        give_latents(latents[i].data(), latents[i].shape(), static_cast<int>(i));
     }
     return true;
+}
+
+// Decodes by `decode(tiling)`, which gives an empty tensor or throws when it fails. What does not go at once, for want of memory,
+// is tried again in tiles: 32 latent pixels wide, then 16. Tiles that the caller chose are not changed.
+template <class Runner, class Tiling, class Decode>
+auto decode_or_tile(Runner & runner, int64_t width, int64_t height, Tiling tiling, Decode decode) -> decltype(decode(tiling)) {
+    decltype(decode(tiling)) decoded;
+    const auto attempt = [&] {
+        std::string why = "the VAE could not compute";
+        try {
+            decoded = decode(tiling);
+        } catch (const std::bad_alloc &) {
+            why = "out of memory";
+        }
+        return why;
+    };
+    std::string why = attempt();
+    if (tiling.enabled) {
+        return decoded;
+    }
+    for (const int tile : { 32, 16 }) {
+        if (!decoded.empty() || (width <= tile && height <= tile) || !retry_in_tiles(why, tile)) {
+            continue;
+        }
+        runner.free_compute_buffer();
+        tiling.enabled     = true;
+        tiling.tile_size_x = tiling.tile_size_y = tile;
+        tiling.rel_size_x = tiling.rel_size_y = 0.f;
+        why                                   = attempt();
+    }
+    return decoded;
 }
 
 }  // namespace sdsage

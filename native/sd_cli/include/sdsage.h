@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define SDSAGE_ABI_VERSION 1
+#define SDSAGE_ABI_VERSION 2
 
 /* Why the last job of this thread ended. */
 enum sdsage_status_t {
@@ -43,9 +43,10 @@ enum sdsage_stage_t {
 enum sdsage_expert_t { SDSAGE_EXPERT_ONLY, SDSAGE_EXPERT_LOW_NOISE, SDSAGE_EXPERT_HIGH_NOISE };
 
 enum sdsage_event_kind_t {
-    SDSAGE_EVENT_BEGIN, /* a stage begins */
-    SDSAGE_EVENT_STEP,  /* a sampling step is complete; seconds: its time */
-    SDSAGE_EVENT_END    /* a stage is over; seconds: its time */
+    SDSAGE_EVENT_BEGIN,   /* a stage begins */
+    SDSAGE_EVENT_STEP,    /* a sampling step is complete; seconds: its time */
+    SDSAGE_EVENT_END,     /* a stage is over; seconds: its time */
+    SDSAGE_EVENT_REPLAYED /* a sampling step is complete, with recorded answers (sdsage_replay): it has no time of its own */
 };
 
 typedef struct {
@@ -141,6 +142,34 @@ typedef struct {
     int64_t ne[5];
     int n_dims;
 } sdsage_latents_t;
+
+/* What the diffusion model answered to the sampler: the denoised estimate. The sampler calls it once or more in each step; the
+ * second call of a step has its number negative. */
+typedef struct {
+    sdsage_latents_t latents;
+    float sigma;
+    int step;
+} sdsage_answer_t;
+
+/* Both are called on the thread that runs the job, while it runs; the data is valid during the call. Must not throw. */
+typedef void (*sdsage_answer_cb_t)(const sdsage_answer_t * answer, void * data);
+typedef void (*sdsage_latents_cb_t)(const sdsage_latents_t * latents, int index, void * data);
+
+/* Each answer of the model, in order, over all sampling stages of a job: both experts, a second pass, every picture of a batch. */
+SD_API void sdsage_set_answer_callback(sdsage_answer_cb_t cb, void * data);
+/* The final latents before decoding; index counts the pictures of a batch from 0. */
+SD_API void sdsage_set_latents_callback(sdsage_latents_cb_t cb, void * data);
+/* The first calls of the model in this thread's next job get these answers, which an earlier run of the same job had, instead of
+ * computing them: the sampler reaches the state it was in, and the job goes on from there. The array and its data are not copied
+ * and must live until the job is over. Histories of step caches (sd_cache_params_t) begin anew. An answer with another size, step
+ * or sigma than the job has at its call ends the job (SDSAGE_BAD_REQUEST). */
+SD_API void sdsage_replay(const sdsage_answer_t * answers, int count);
+/* This thread's next context only decodes latents of a model of this version (as sdsage_version_name names it): it needs the VAE
+ * alone, and generate_* must not be called with it. NULL: a whole model. False: there is no such version. */
+SD_API bool sdsage_decode_only(const char * version);
+/* The VAE could not decode at once in this thread's last job, for want of memory say, and decoded in tiles instead: their width in
+ * latent pixels, the last that was tried. 0: that was not so. */
+SD_API int sdsage_last_tile(void);
 
 /* Keep the latents of this thread's next job, as they are before decoding. */
 SD_API void sdsage_keep_latents(bool keep);

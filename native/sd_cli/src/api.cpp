@@ -28,6 +28,7 @@ bool sdsage_inner_convert(const char *, const char *, const char *, sd_type_t, c
 namespace sdsage {
 sd_image_t * decode_latents(sd_ctx_t *, const float *, const std::vector<int64_t> &, const sd_tiling_params_t &, bool, int *);
 const char * version_name(const sd_ctx_t *);
+bool is_version_name(const std::string &);
 bool has_two_experts(const sd_ctx_t *);
 bool can_encode(const sd_ctx_t *);
 bool needs_encoder(const sd_ctx_t *);
@@ -197,7 +198,23 @@ bool sdsage_get_attention(int index, sdsage_attention_t * attention) {
     return true;
 }
 
-void sdsage_keep_latents(bool keep) { keep_latents() = keep; }
+void sdsage_keep_latents(bool keep) { next_request().keep = keep; }
+
+void sdsage_set_answer_callback(sdsage_answer_cb_t cb, void * data) { set_answer_callback(cb, data); }
+void sdsage_set_latents_callback(sdsage_latents_cb_t cb, void * data) { set_latents_callback(cb, data); }
+
+void sdsage_replay(const sdsage_answer_t * answers, int count) {
+    next_request().recorded       = answers;
+    next_request().recorded_count = answers == nullptr ? 0 : count;
+}
+
+bool sdsage_decode_only(const char * version) {
+    next_request().decodes_only = version != nullptr;
+    next_request().version      = version == nullptr ? "" : version;
+    return version == nullptr || is_version_name(version);
+}
+
+int sdsage_last_tile(void) { return last_outcome().tile; }
 
 sdsage_latents_t * sdsage_take_latents(int * count) {
     auto & kept = last_outcome().latents;

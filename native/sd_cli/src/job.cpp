@@ -1,8 +1,10 @@
 #include "job.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "util.h"
 
@@ -17,7 +19,8 @@ struct StageState {
     Stage stage;
     Expert expert;
     int steps;
-    int step = 0;             // step that is being computed
+    int step      = 0;        // step that is being computed
+    bool replayed = false;    // an answer of this step was a recorded one: its time says nothing
     Clock::time_point begun;  // of the stage
     Clock::time_point step_begun;
 };
@@ -31,7 +34,9 @@ struct State {
     int steps_before       = 0;  // of the sampling stages that are over: steps count over both experts
     int bad_step           = 0;
     Expert bad_expert      = Expert::only;
-    bool keep              = false;
+    Request request;
+    int calls = 0;  // of the diffusion models, in all stages
+    int tile  = 0;
     std::vector<Latents> latents;
     std::vector<AttentionCount> attention;
     std::mutex error_lock;
@@ -43,6 +48,10 @@ std::mutex current_lock;  // guards `current`
 State * current = nullptr;
 std::atomic<sdsage_event_cb_t> event_cb{ nullptr };
 std::atomic<void *> event_data{ nullptr };
+std::atomic<sdsage_answer_cb_t> answer_cb{ nullptr };
+std::atomic<void *> answer_data{ nullptr };
+std::atomic<sdsage_latents_cb_t> latents_cb{ nullptr };
+std::atomic<void *> latents_data{ nullptr };
 
 sdsage_expert_t to_c(Expert e) { return static_cast<sdsage_expert_t>(e); }
 
@@ -81,8 +90,9 @@ void stop_non_finite(StageState & s, int step) {
 // A step is over when the next one begins or the stage ends: samplers of higher order evaluate a step more than once.
 void close_step(StageState & s) {
     if (s.step > 0) {
-        send(SDSAGE_EVENT_STEP, s, s.step, since(s.step_begun));
-        s.step = 0;
+        send(s.replayed ? SDSAGE_EVENT_REPLAYED : SDSAGE_EVENT_STEP, s, s.step, s.replayed ? 0.0 : since(s.step_begun));
+        s.step     = 0;
+        s.replayed = false;
     }
 }
 
@@ -105,17 +115,17 @@ Outcome & last_outcome() {
     return outcome;
 }
 
-bool & keep_latents() {
-    static thread_local bool keep = false;
-    return keep;
+Request & next_request() {
+    static thread_local Request request;
+    return request;
 }
 
 Job::Job() {
     turn.lock();
     std::lock_guard<std::mutex> lock(current_lock);
-    current        = new State;
-    current->keep  = keep_latents();
-    last_outcome() = {};
+    current          = new State;
+    current->request = std::exchange(next_request(), {});
+    last_outcome()   = {};
 }
 
 Job::~Job() {
@@ -127,9 +137,9 @@ Job::~Job() {
     o.expert    = to_c(current->bad_expert);
     o.latents   = std::move(current->latents);
     o.attention = std::move(current->attention);
+    o.tile      = current->tile;
     delete current;
-    current        = nullptr;
-    keep_latents() = false;
+    current = nullptr;
     turn.unlock();
 }
 
@@ -175,10 +185,20 @@ void set_event_callback(sdsage_event_cb_t cb, void * data) {
     event_cb   = cb;
 }
 
+void set_answer_callback(sdsage_answer_cb_t cb, void * data) {
+    answer_data = data;
+    answer_cb   = cb;
+}
+
+void set_latents_callback(sdsage_latents_cb_t cb, void * data) {
+    latents_data = data;
+    latents_cb   = cb;
+}
+
 // ---- what the pipeline calls (sdsage_seam.hpp); nothing of it runs outside a job but note_log
 
 void stage_begin(Stage stage, Expert expert, int steps) {
-    current->stages.push_back({ stage, expert, steps, 0, Clock::now(), Clock::now() });
+    current->stages.push_back({ stage, expert, steps, 0, false, Clock::now(), Clock::now() });
     send(SDSAGE_EVENT_BEGIN, current->stages.back(), 0, 0.0);
 }
 
@@ -308,14 +328,74 @@ void note_attention(Part part, const char * kernel, const char * why) {
     current->attention.push_back({ module, kernel, why, 1 });
 }
 
-bool wants_latents() { return current->keep; }
-
-void give_latents(const float * data, const std::vector<int64_t> & shape) {
-    int64_t n = 1;
-    for (int64_t d : shape) {
-        n *= d;
+const float * recorded_answer(const std::vector<int64_t> & shape, float sigma, int step) {
+    const int call    = current->calls++;
+    const Request & r = current->request;
+    if (call >= r.recorded_count) {
+        return nullptr;
     }
-    current->latents.push_back({ std::vector<float>(data, data + n), shape });
+    const sdsage_answer_t & a = r.recorded[call];
+    const bool same_shape     = a.latents.n_dims == static_cast<int>(shape.size()) && std::equal(shape.begin(), shape.end(), a.latents.ne);
+    if (!same_shape || a.sigma != sigma || a.step != step) {
+        reject("the recorded answers do not belong to this job: call " + std::to_string(call + 1) + " of the model is at step " +
+               std::to_string(step) + " with sigma " + std::to_string(sigma) + ", the recorded one at step " + std::to_string(a.step) +
+               " with sigma " + std::to_string(a.sigma) + (same_shape ? "" : " and of another size"));
+        return nullptr;
+    }
+    current->stages.back().replayed = true;
+    return a.latents.data;
 }
+
+static sdsage_latents_t to_c(const float * data, const std::vector<int64_t> & shape) {
+    sdsage_latents_t latents = {};
+    latents.data             = const_cast<float *>(data);
+    latents.n_dims           = static_cast<int>(shape.size());
+    std::copy(shape.begin(), shape.end(), latents.ne);
+    return latents;
+}
+
+void give_answer(const float * data, const std::vector<int64_t> & shape, float sigma, int step) {
+    if (auto cb = answer_cb.load()) {
+        const sdsage_answer_t answer = { to_c(data, shape), sigma, step };
+        cb(&answer, answer_data.load());
+    }
+}
+
+void give_latents(const float * data, const std::vector<int64_t> & shape, int index) {
+    if (auto cb = latents_cb.load()) {
+        const sdsage_latents_t latents = to_c(data, shape);
+        cb(&latents, index, latents_data.load());
+    }
+    if (current->request.keep) {
+        int64_t n = 1;
+        for (int64_t d : shape) {
+            n *= d;
+        }
+        current->latents.push_back({ std::vector<float>(data, data + n), shape });
+    }
+}
+
+bool retry_in_tiles(const std::string & why, int tile) {
+    if (current->cancel || current->failed) {
+        return false;
+    }
+    std::string reason = why;
+    {
+        std::lock_guard<std::mutex> lock(current->error_lock);
+        for (const std::string & line : current->errors) {  // the first of several: what could not be allocated
+            if (line.find("allocate") != std::string::npos) {
+                reason = line;
+                break;
+            }
+        }
+    }
+    LOG_WARN("decoding failed (%s): trying again in tiles of %dx%d latent pixels", reason.c_str(), tile, tile);
+    current->tile = tile;
+    return true;
+}
+
+bool decodes_only() { return current->request.decodes_only; }
+
+const std::string & decoded_version() { return current->request.version; }
 
 }  // namespace sdsage

@@ -33,10 +33,20 @@ struct Outcome {
     sdsage_expert_t expert = SDSAGE_EXPERT_ONLY;
     std::vector<Latents> latents;
     std::vector<AttentionCount> attention;
+    int tile = 0;  // decoding at once failed, and it was done in tiles of this many latent pixels
+};
+
+// What a thread set for its next job.
+struct Request {
+    bool keep                        = false;    // the final latents
+    const sdsage_answer_t * recorded = nullptr;  // answers of the model, in the order of its calls
+    int recorded_count               = 0;
+    bool decodes_only                = false;
+    std::string version;  // of the latents that a context decodes
 };
 
 Outcome & last_outcome();  // of this thread
-bool & keep_latents();     // of this thread's next job
+Request & next_request();  // of this thread
 
 // One native job. The constructor waits until no other job runs; the destructor files the outcome.
 class Job {
@@ -53,5 +63,7 @@ class Job {
 
 void request_cancel();
 void set_event_callback(sdsage_event_cb_t cb, void * data);
+void set_answer_callback(sdsage_answer_cb_t cb, void * data);
+void set_latents_callback(sdsage_latents_cb_t cb, void * data);
 
 }  // namespace sdsage
