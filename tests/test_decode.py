@@ -61,6 +61,11 @@ def run_limited(megabytes: str, *args: str, python: bool = False, **more: str) -
     return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
+def answer(stdout: str) -> Any:
+    """The last line of --json."""
+    return json.loads(stdout.splitlines()[-1])
+
+
 def frames_of(path: str) -> Any:
     with Image.open(path) as image:
         return np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)])
@@ -228,7 +233,7 @@ def test_a_decode_without_memory_is_tried_again_in_tiles(folder: Path) -> None:
     sentence = "the VAE decoded in tiles of 16x16 latent pixels, because decoding at once failed for want of memory"
     assert f"warning: {sentence}" in result.stderr
     assert "warning: decoding failed (ggml_aligned_malloc: insufficient memory" in result.stderr
-    assert json.loads(result.stdout)["adjusted"] == [sentence]
+    assert answer(result.stdout)["adjusted"] == [sentence]
     metadata = read_metadata("cat.webp")
     assert metadata is not None
     assert metadata.data["adjusted"] == [sentence]
@@ -240,7 +245,7 @@ def test_a_decode_without_memory_is_tried_again_in_tiles(folder: Path) -> None:
 def test_latents_outlive_a_decode_that_fails_in_tiles_too(folder: Path) -> None:
     result = run_limited(NOTHING_FITS, *VIDEO, "--fps", "9", "-o", "out/cat.webp", "--json")
     assert result.returncode == 1
-    assert result.stdout == ""
+    assert answer(result.stdout)["event"] == "error"
     assert os.listdir(folder / "out") == ["cat.latents.safetensors"]
     (command,) = [line for line in result.stderr.splitlines() if "sdsage decode" in line]
     words = shlex.split(command.removeprefix("error: "))
@@ -261,7 +266,7 @@ def test_an_abort_for_want_of_memory_is_followed_by_tiles_in_a_new_process(folde
     result = run_limited(ABORTS, *VIDEO, "-o", "out/cat.webp", "--json", **once)
     assert result.returncode == 0, result.stderr
     assert "decoding is tried again in tiles, in a new process" in result.stderr
-    (sentence,) = json.loads(result.stdout)["adjusted"]
+    (sentence,) = answer(result.stdout)["adjusted"]
     assert sentence == "the VAE decoded in tiles, because decoding at once failed for want of memory"
     assert os.listdir(folder / "out") == ["cat.webp"]
     result = run_limited(ABORTS, *VIDEO, "-o", "out/dog.webp")
@@ -277,12 +282,12 @@ def test_latents_are_kept_when_asked(folder: Path) -> None:
     result = run(*PICTURES, "-b", "2", "--save-latents", "-o", "cat.png")
     assert "latents" in result.stderr
     assert sorted(os.listdir(folder)) == ["cat.latents.safetensors", "cat_0.png", "cat_1.png"]
-    values = json.loads(run(*PICTURES, "-b", "2", "--save-latents", "-o", "cat.png", "--overwrite", "--json").stdout)
+    values = answer(run(*PICTURES, "-b", "2", "--save-latents", "-o", "cat.png", "--overwrite", "--json").stdout)
     assert values["latents"] == ["cat.latents.safetensors"]
     assert os.fsencode(folder) not in Path("cat.latents.safetensors").read_bytes()  # names, no paths
     (vae,) = [v for k, v in json.loads(run(*PICTURES, "--print-params").stdout)["ctx"].items() if k == "taesd_path"]
     args = ["decode", "cat.latents.safetensors", "--taesd", vae]
-    shown = json.loads(run(*args, "-o", "again.png", "--json").stdout)
+    shown = answer(run(*args, "-o", "again.png", "--json").stdout)
     assert (shown["files"], shown["frames"], shown["adjusted"]) == (["again_0.png", "again_1.png"], 2, [])
     for i in range(2):
         assert (frames_of(f"again_{i}.png") == frames_of(f"cat_{i}.png")).all()
