@@ -139,6 +139,18 @@ def test_the_listed_architectures_are_the_compiled_ones() -> None:
         assert set(binding.choose(binding.describe()).architectures.split()) == architectures
 
 
+def test_doctor_reads_the_same_architectures() -> None:
+    """Without cuobjdump, out of the file."""
+    architectures = compiled()
+    try:
+        from sdsage._doctor.machine_code import gpu_code
+    except ImportError as error:
+        lacking(f"the package is not built: {error}")
+    code = gpu_code(Path(str(binding.library_path())))
+    assert set(code.machine_code) == architectures
+    assert not code.ptx
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_kernel_of_the_sources_is_there(arch: str) -> None:
     sources = "".join(p.read_text(encoding="utf-8") for d in ("kernels", "quantize") for p in SAGE.glob(f"{d}/*.cuh"))
