@@ -57,7 +57,7 @@ def generate_extended(
 ) -> "Result":
     """One video of `extended_frames(params.video_frames, times)` frames.
 
-    `params.end_image`, for models that take a last picture, is that of the whole. `params` is as before afterwards.
+    `params.end_image`, for models that take a last picture, is that of the whole. `params` is left as it is.
 
     Args:
         on_part: called with the number of a part, counted from 1, and that of all, before it begins.
@@ -68,31 +68,30 @@ def generate_extended(
         UnfinishedError: a later part failed; it holds the parts before.
         And what `Context.generate_video` raises.
     """
-    check_extension(params.video_frames, times, bool(params.control_frames))
-    if times:
-        context.check_first_frame()
-    names = ("init_image", "end_image", "seed", "width", "height")
-    before = {name: getattr(params, name) for name in names}
+    if times == 0:
+        return context.generate_video(params, **how)
+    # what was not set is not asked for: with an isolated context this process has no engine that knows the defaults
+    control = params.was_set("control_frames") and bool(params.control_frames)
+    end_image = params.end_image if params.was_set("end_image") else None
+    check_extension(params.video_frames, times, control)
+    context.check_first_frame()
+    job = type(params).revived(*params.parts())
     whole: Result | None = None
-    try:
-        for part in range(times + 1):
-            if on_part is not None and times:
-                on_part(part + 1, times + 1)
-            params.end_image = before["end_image"] if part == times else None
-            if whole is not None:
-                last = whole.frames[-1]
-                params.init_image, params.seed = last, whole.seeds[0] + part
-                params.height, params.width = last.shape[:2]  # those that the model really took
-            try:
-                made = context.generate_video(params, **how)
-            except GenerationError as error:
-                if whole is None:
-                    raise
-                raise UnfinishedError(f"part {part + 1} of {times + 1} failed: {error}", whole, part) from error
-            whole = made if whole is None else _joined(whole, made)
-    finally:
-        for name, value in before.items():
-            setattr(params, name, value)
+    for part in range(times + 1):
+        if on_part is not None:
+            on_part(part + 1, times + 1)
+        job.end_image = end_image if part == times else None
+        if whole is not None:
+            last = whole.frames[-1]
+            job.init_image, job.seed = last, whole.seeds[0] + part
+            job.height, job.width = last.shape[:2]  # those that the model really took
+        try:
+            made = context.generate_video(job, **how)
+        except GenerationError as error:
+            if whole is None:
+                raise
+            raise UnfinishedError(f"part {part + 1} of {times + 1} failed: {error}", whole, part) from error
+        whole = made if whole is None else _joined(whole, made)
     assert whole is not None
     return whole
 

@@ -162,12 +162,16 @@ finally:
 """
 
 
-@pytest.mark.parametrize("verb", ["vid-gen", "img-gen", "convert", "upscale"])
+@pytest.mark.parametrize("verb", ["vid-gen", "--extend", "img-gen", "convert", "upscale"])
 def test_the_program_does_not_load_the_engine(verb: str, preset_files: Any, tmp_path: Path) -> None:
     Image.fromarray(picture(8, 8)).save("in.png")
     model = str(write_repeater(tmp_path / "m.safetensors", 2))
     args = {
         "vid-gen": [*VIDEO, "-W", "32", "-H", "32", "--video-frames", "5", "-o", "a.gif", "--upscale-model", model],
+        "--extend": [
+            *("vid-gen", "--preset", "tiny-ti2v", "-p", "a cat", "-W", "32", "-H", "32", "--video-frames", "5"),
+            *("--steps", "1", "-t", "1", "--extend", "1", "-o", "a.gif"),
+        ],
         "img-gen": [*PICTURE, "-o", "a.png", "--control-image", "in.png", "--canny", "--preview", "proj"],
         "convert": ["convert", "-m", preset_files("tiny")["vae"], "-o", "a.gguf"],
         "upscale": ["upscale", "-i", "in.png", "--upscale-model", model, "-o", "a.png"],
