@@ -26,6 +26,7 @@ SIZE = ["-W", "32", "-H", "32", "-t", "1", "-p", "a cat"]
 VIDEO = ["vid-gen", "--preset", "tiny", *SIZE, "--video-frames", "5"]
 PICTURE = ["img-gen", "--preset", "tiny-flux", *SIZE]
 TYPES: dict[str, Any] = {"text": str, "integer": int, "number": (int, float), "object": dict, "null": type(None)}
+TYPES["boolean"] = bool
 
 Tables = dict[str, dict[str, str]]
 
@@ -48,7 +49,7 @@ def is_a(value: Any, kind: str) -> bool:
         if name.startswith("list of "):
             if isinstance(value, list) and all(is_a(item, name.removeprefix("list of ")) for item in value):
                 return True
-        elif isinstance(value, TYPES[name]) and not isinstance(value, bool):
+        elif isinstance(value, TYPES[name]) and (name == "boolean" or not isinstance(value, bool)):
             return True
     return False
 

@@ -43,8 +43,29 @@ LINES = {
 }
 
 
+def kept_work(where: str, name: str) -> list[str]:
+    """What is left of a run that was killed there: from its second step on, its checkpoint."""
+    return [f".{name}.sdsage-checkpoint"] if where in ("step 2", "step 3", "decode") else []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The pixels of VIDEO, of a run that nobody disturbed."""
+    path = tmp_path_factory.mktemp("whole") / "cat.gif"
+    with sdsage_command(*VIDEO, "-o", str(path)) as process:
+        _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 0, err
+    return pixels(path)
+
+
+def pixels(path: Path) -> bytes:
+    with Image.open(path) as image:
+        return b"".join(frame.convert("RGB").tobytes() for frame in ImageSequence.Iterator(image))
+
+
 @pytest.mark.parametrize("where", LINES)
-def test_the_command_says_that_its_worker_died(where: str, empty_folder: Path) -> None:
+def test_the_command_says_that_its_worker_died(where: str, empty_folder: Path, whole: bytes) -> None:
+    """And --resume finishes the run."""
     with sdsage_command(*VIDEO, "-o", "out/cat.gif") as process:
         read_until(process, LINES[where])
         (worker,) = workers_of(process.pid)
@@ -56,7 +77,17 @@ def test_the_command_says_that_its_worker_died(where: str, empty_folder: Path) -
     assert "error: the worker process was ended by SIGKILL while " in err
     assert "Traceback" not in err
     assert gone(worker)
-    assert os.listdir(empty_folder) == []
+    kept = kept_work(where, "cat.gif")
+    assert os.listdir(empty_folder) == ["out"] * bool(kept)
+    assert not kept or os.listdir("out") == kept
+    assert ("this goes on with it: sdsage vid-gen -o out/cat.gif --resume" in err) == bool(kept)
+    with sdsage_command(*VIDEO, "-o", "out/cat.gif", "--resume") as process:
+        _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 0, err
+    assert ("came from the checkpoint" in err) == (where in ("step 2", "step 3"))
+    assert ("sample (" in err) == (where != "decode")
+    assert pixels(empty_folder / "out" / "cat.gif") == whole
+    assert os.listdir("out") == ["cat.gif"]
 
 
 def test_a_worker_that_dies_while_the_file_is_written_is_not_missed(empty_folder: Path) -> None:
@@ -110,7 +141,8 @@ def test_nothing_outlives_the_program(where: str, state: str, empty_folder: Path
         process.kill()
         process.wait(LONG)
         assert wait_until(lambda: gone(worker))
-    assert os.listdir(empty_folder) == os.listdir(tmp_path / "tmp") == []
+    assert os.listdir(empty_folder) == kept_work(where, "cat.gif")
+    assert os.listdir(tmp_path / "tmp") == []
 
 
 SUICIDE = """
