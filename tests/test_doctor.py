@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from sdsage._doctor import Report, engine, files, gpus
 from sdsage._doctor.child import ChildFailed, ask
 from sdsage._doctor.machine_code import gpu_code
-from sdsage._library import cdef_path, library_path, sd_cli_path
+from sdsage._library import ABI_VERSION, cdef_path, library_path, sd_cli_path
 
 HANG = 120  # seconds: no measure, only the end of waiting
 
 
-def doctor(*args: str, command: tuple[str, ...] = (), **env: str) -> "subprocess.CompletedProcess[str]":
+def doctor(*args: str, **env: str) -> "subprocess.CompletedProcess[str]":
     clean = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     path = os.pathsep.join(filter(None, [env.pop("BEFORE", ""), str(ROOT)]))
     return subprocess.run(
@@ -113,6 +113,27 @@ def test_other_verbs_without_the_library_are_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_installed_command_starts_without_the_library(tmp_path: Path) -> None:
+    """pip writes a script of this name, whose first line imports the package."""
+    (tmp_path / "sdsage").write_text("from sdsage.cli import main\nmain()\n")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SDSAGE_LIB_DIR": str(tmp_path)}
+    command = [sys.executable, tmp_path / "sdsage", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert names(json.loads(done.stdout))[0] == "library-missing", done.stderr
+
+
+def test_a_current_folder_that_was_deleted(tmp_path: Path) -> None:
+    """What a shell is in after its folder was removed elsewhere."""
+    code = f"import os, runpy, sys; os.rmdir({str(tmp_path)!r}); sys.argv = ['sdsage', 'doctor', '--json']; "
+    code += "runpy.run_module('sdsage', run_name='__main__')"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
+    result = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert "folder-unwritable" in names(result)
+    assert "doctor-failed" not in names(result)
+
+
 @pytest.mark.parametrize("part", [0, 0.0001, 0.01, 0.5, 0.95])
 def test_a_truncated_library(part: float, tmp_path: Path) -> None:
     """Cut where the loader notices it, and where the process gets a signal instead."""
@@ -124,7 +145,9 @@ def test_a_truncated_library(part: float, tmp_path: Path) -> None:
 
 def test_declarations_of_another_version(tmp_path: Path) -> None:
     (tmp_path / "libsdsage.so").symlink_to(library_path())
-    (tmp_path / "cdef.h").write_text(cdef_path().read_text().replace("/* ABI 1 */", "/* ABI 99 */"))
+    text = cdef_path().read_text()
+    assert f"/* ABI {ABI_VERSION} */" in text
+    (tmp_path / "cdef.h").write_text(text.replace(f"/* ABI {ABI_VERSION} */", "/* ABI 99 */"))
     result = found(1, SDSAGE_LIB_DIR=str(tmp_path))
     assert names(result)[0] == "library-abi"
     assert "ABI version 99" in result["problems"][0]["text"]

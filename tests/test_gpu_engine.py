@@ -313,3 +313,21 @@ def test_sd_cli_command(files: dict[str, str], tmp_path: Path) -> None:
     assert len(theirs) == 33
     for a, b in zip(theirs, sorted(tmp_path.glob("ours_*.png")), strict=True):
         assert (np.asarray(Image.open(a)) == np.asarray(Image.open(b))).all()
+
+
+def test_doctor() -> None:
+    """What the driver, the engine, the kernels and the file say of a GPU agree."""
+    command = [sys.executable, "-P", "-m", "sdsage", "doctor", "--json", "--sass"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, found["problems"]
+    device = next(d for d in found["devices"] if d["name"] == GPU)
+    card = found["driver"]["gpus"][int(GPU.partition(":")[2])]
+    assert (card["name"], card["compute_capability"]) == (device["description"], device["sage"]["compute_capability"])
+    assert found["driver"]["version"].count(".") >= 1
+    assert device["sage"]["kernel"] in KERNELS
+    assert ("sage-emulated" in [p["name"] for p in found["problems"]]) is device["sage"]["emulated"]
+    assert set(device["sage"]["architectures"]) <= {*found["gpu_code"][0]["machine_code"]}
+    names = [Path(path).name for path in found["loaded"]]
+    for library in ("libcuda.so", "libcudart.so", "libcublas.so", "libsdsage.so"):
+        assert any(name.startswith(library) for name in names), library
