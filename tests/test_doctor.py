@@ -286,7 +286,7 @@ def with_driver(
     folder: Path, monkeypatch: pytest.MonkeyPatch, version: int = 13000, init: int = 0, cards: int = 0
 ) -> Report:
     source = DRIVER.replace("VERSION", str(version)).replace("INIT", str(init)).replace("GPUS", str(cards))
-    compiled(folder, "libcuda.so.1", source)
+    (folder / "libcuda.so.1").symlink_to(compiled(folder, "libcuda.so.580.95.05", source))  # as it is installed
     monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     report = Report()
@@ -307,7 +307,7 @@ def test_a_build_for_cuda_that_lists_no_gpu(
     driver: dict[str, int], problem: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = with_driver(tmp_path, monkeypatch, **driver)
-    assert report.facts["driver"]["library"] == str(tmp_path / "libcuda.so.1")
+    assert report.facts["driver"]["library"] == str(tmp_path / "libcuda.so.580.95.05")
     gpus.look(report)
     assert [p.name for p in report.problems] == [problem]
     assert said in report.problems[0].text

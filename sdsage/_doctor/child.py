@@ -100,8 +100,10 @@ def _driver_version() -> str:
 
 
 def loaded_as(name: str) -> str:
-    """The file behind a library of this process; its name where nobody tells."""
-    return next((path for path in loaded_files() if Path(path).name.startswith(name)), name)
+    """The file behind a library of this process; its name where nobody tells. libcuda.so.1 is a link to
+    libcuda.so.580.95.05."""
+    stem = name.removesuffix(".1")
+    return next((path for path in loaded_files() if Path(path).name.startswith(stem)), name)
 
 
 def loaded_files() -> list[str]:
