@@ -53,9 +53,14 @@ def _spellings(option: Option) -> list[str]:
     return [*option.names, *([option.name.replace("--", "--no-")] if switch else [])]
 
 
+def _named(verb: str) -> list[Option]:
+    """The options of a verb; what stands in its place, such as the LATENTS of decode, is a file, which shells offer."""
+    return [o for o in of_verb(verb) if o.name.startswith("-")]
+
+
 def _options() -> dict[str, Option]:
     """Every option that takes a value, once."""
-    return {o.key: o for verb in VERBS for o in of_verb(verb) if o.kind is not Kind.SWITCH}
+    return {o.key: o for verb in VERBS for o in _named(verb) if o.kind is not Kind.SWITCH}
 
 
 def _bash() -> Iterator[str]:
@@ -79,7 +84,7 @@ def _bash() -> Iterator[str]:
     yield '    case "$verb" in'
     yield f'        "") {_compgen([*_VERBS, "--help", "--version"])} ;;'
     for verb in VERBS:
-        words = [word for option in of_verb(verb) for word in _spellings(option)]
+        words = [word for option in _named(verb) for word in _spellings(option)]
         yield f"        {verb}) [[ $cur == -* ]] && {_compgen([*words, '--help'])} ;;"
     yield f"        completion) {_compgen([*SCRIPTS])} ;;"
     yield "    esac"
@@ -110,7 +115,7 @@ def _zsh() -> Iterator[str]:
     yield "        rest) case $words[1] in"
     for verb in VERBS:
         yield f"            {verb}) _arguments \\"
-        yield from (f"                {spec} \\" for option in of_verb(verb) for spec in _zsh_specs(option))
+        yield from (f"                {spec} \\" for option in _named(verb) for spec in _zsh_specs(option))
         yield "                '--help[show the help]' '*:file:_files' ;;"
     yield f"            completion) _values shell {' '.join(SCRIPTS)} ;;"
     yield "        esac ;;"
@@ -136,7 +141,7 @@ def _fish() -> Iterator[str]:
     for name, help in _VERBS.items():
         yield f"complete -c sdsage -n __fish_use_subcommand -f -a {name} -d {_fish_text(help)}"
     for verb in VERBS:
-        for option in of_verb(verb):
+        for option in _named(verb):
             yield f"complete -c sdsage -n '__fish_seen_subcommand_from {verb}' {_fish_option(option)}"
     yield f"complete -c sdsage -n '__fish_seen_subcommand_from completion' -f -a '{' '.join(SCRIPTS)}'"
 
