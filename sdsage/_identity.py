@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sdsage import __version__
 from sdsage._struct import Struct
 from sdsage.params import SdCtxParams, SdImgGenParams, SdVidGenParams
 
@@ -47,6 +46,8 @@ def identity(ctx: dict[str, Any], gen: SdImgGenParams | SdVidGenParams, seed: in
     Raises:
         OSError: a model file can't be read.
     """
+    from sdsage import __version__  # late: 25 ms, which a process that only starts has no use for
+
     found = {"sdsage": __version__, **ctx, **flat(gen, "gen"), "gen.seed": seed}
     pictures = any(isinstance(value, dict) and "picture" in value for value in found.values())
     return {
