@@ -351,7 +351,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def kill_when(pattern: str, *args: str) -> None:
     """Runs a command and ends it with SIGKILL when a line of its progress matches."""
-    command = [sys.executable, "-m", "sdsage", *args]
+    command = [sys.executable, "-P", "-m", "sdsage", *args]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stderr is not None
         seen = ""
@@ -453,7 +453,7 @@ def test_a_killed_worker_is_resumed(folder: Path, stage: str, kept: bool) -> Non
     """The engine's process dies, and the command tells how to go on."""
     args = [*VIDEO, "-W", "64", "-H", "64", "--steps", "6", "--high-noise-steps", "2", "-o", "cat.webp"]
     pattern = {"load": "load model", "sample": r"low-noise expert\) 2/", "decode": "decode"}[stage]
-    command = [sys.executable, "-m", "sdsage", *args]
+    command = [sys.executable, "-P", "-m", "sdsage", *args]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stderr is not None
         for line in lines(process.stderr):

@@ -25,7 +25,8 @@ OUTSIDE = {
 OURS = {
     "--allow-pickle", "--overwrite", "--preset", "--config", "--device", "--strict", "--json", "--quiet", "--seeds",
     "--vram", "--tensors", "--log-file", "--preview-inline",
-    "--from-file", "--model-dir", "--ignore-hashes", "--extend", "--codec", "--crf",
+    "--from-file", "--model-dir", "--ignore-hashes", "--extend", "--codec", "--crf", "--save-latents",
+    "--checkpoint-every", "--resume", "--sass", "LATENTS",
 }  # fmt: skip
 # A value that is not the default, where the kind of the option does not give one.
 VALUES = {

@@ -29,7 +29,7 @@ VIDEO = ["vid-gen", "--preset", "tiny", "-W", "32", "-H", "32", "--video-frames"
 VIDEO += ["--high-noise-steps", "1", "-p", "a cat"]
 PICTURE = ["img-gen", "--preset", "tiny-flux", "-W", "32", "-H", "32", "--steps", "1", "-t", "1", "-p", "a cat"]
 
-SDSAGE = [sys.executable, "-m", "sdsage"]
+SDSAGE = [sys.executable, "-P", "-m", "sdsage"]
 
 
 def environment() -> dict[str, str]:

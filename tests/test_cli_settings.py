@@ -143,7 +143,7 @@ def preset(monkeypatch: pytest.MonkeyPatch) -> None:
     from sdsage import presets
 
     made = presets.Preset("p", VID, "", {"steps": 2, "fps": 8, "vae_tile_size": "8x8", "diffusion_model": "m.gguf"})
-    monkeypatch.setattr(presets, "load", lambda name, on_write: made)
+    monkeypatch.setattr(presets, "load", lambda name, on_write, without: made)
     monkeypatch.setattr(presets, "mode", lambda name: made.mode)
 
 

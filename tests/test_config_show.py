@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sources(*args: str) -> dict[str, Any]:
-    found = json.loads(run("config", "show", *args, "--json").stdout)
+    found = json.loads(run("config", "show", *args, "--json").stdout.splitlines()[-1])  # models may be written first
     return {key: (entry["value"], entry["from"]) for key, entry in found["options"].items()}
 
 

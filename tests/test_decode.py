@@ -57,7 +57,7 @@ def run_limited(megabytes: str, *args: str, python: bool = False, **more: str) -
     # no freed memory is held back, which would be there though the address space is full
     malloc = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "1000000"}
     env = {**os.environ, **malloc, "PYTHONPATH": paths, "SDSAGE_TEST_DECODE_MB": megabytes, **more}
-    command = [sys.executable, *([] if python else ["-m", "sdsage"]), *args]
+    command = [sys.executable, *([] if python else ["-P", "-m", "sdsage"]), *args]
     return subprocess.run(command, env=env, capture_output=True, text=True)
 
 

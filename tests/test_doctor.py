@@ -17,17 +17,19 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sdsage
 from sdsage._doctor import Report, engine, files, gpus
 from sdsage._doctor.child import ChildFailed, ask
 from sdsage._doctor.machine_code import gpu_code
 from sdsage._library import ABI_VERSION, cdef_path, library_path, sd_cli_path
 
+PACKAGE = str(Path(sdsage.__file__).parents[1])  # where the tested package is imported from
 HANG = 120  # seconds: no measure, only the end of waiting
 
 
 def doctor(*args: str, **env: str) -> "subprocess.CompletedProcess[str]":
     clean = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-    path = os.pathsep.join(filter(None, [env.pop("BEFORE", ""), str(ROOT)]))
+    path = os.pathsep.join(filter(None, [env.pop("BEFORE", ""), PACKAGE]))
     return subprocess.run(
         [sys.executable, "-P", "-m", "sdsage", "doctor", *args],
         capture_output=True,
@@ -102,7 +104,7 @@ def test_a_missing_file(missing: str, tmp_path: Path) -> None:
 
 
 def test_other_verbs_without_the_library_are_one_line(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "SDSAGE_LIB_DIR": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": PACKAGE, "SDSAGE_LIB_DIR": str(tmp_path)}
     command = [sys.executable, "-P", "-m", "sdsage", "devices"]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 1
@@ -116,7 +118,7 @@ def test_other_verbs_without_the_library_are_one_line(tmp_path: Path) -> None:
 def test_the_installed_command_starts_without_the_library(tmp_path: Path) -> None:
     """pip writes a script of this name, whose first line imports the package."""
     (tmp_path / "sdsage").write_text("from sdsage.cli import main\nmain()\n")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "SDSAGE_LIB_DIR": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": PACKAGE, "SDSAGE_LIB_DIR": str(tmp_path)}
     command = [sys.executable, tmp_path / "sdsage", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert names(json.loads(done.stdout))[0] == "library-missing", done.stderr
@@ -126,7 +128,7 @@ def test_a_current_folder_that_was_deleted(tmp_path: Path) -> None:
     """What a shell is in after its folder was removed elsewhere."""
     code = f"import os, runpy, sys; os.rmdir({str(tmp_path)!r}); sys.argv = ['sdsage', 'doctor', '--json']; "
     code += "runpy.run_module('sdsage', run_name='__main__')"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": PACKAGE}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
     result = json.loads(done.stdout)
     assert done.returncode == 0

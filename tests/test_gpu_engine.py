@@ -302,7 +302,7 @@ def test_sd_cli_command(files: dict[str, str], tmp_path: Path) -> None:
     assert native.returncode == 0, native.stdout[-2000:]
     assert "SageAttention in the diffusion model: kernel" in native.stdout
     ours = tmp_path / "ours_%03d.png"
-    command = [sys.executable, "-m", "sdsage", "vid-gen", "-M", "vid_gen", *words, "-o", str(ours), "--json"]
+    command = [sys.executable, "-P", "-m", "sdsage", "vid-gen", "-M", "vid_gen", *words, "-o", str(ours), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     entries = {a["module"]: a for a in json.loads(done.stdout.splitlines()[-1])["attention"]}

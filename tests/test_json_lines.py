@@ -221,7 +221,7 @@ def test_several_problems_are_several_lines_of_one_text() -> None:
 
 def test_an_interrupt_is_the_last_line(folder: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "sdsage", *VIDEO, "--steps", "5000", "--json", "-o", "cat.gif"]
+    command = [sys.executable, "-P", "-m", "sdsage", *VIDEO, "--steps", "5000", "--json", "-o", "cat.gif"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True, preexec_fn=hear_interrupts) as process:
         assert process.stdout is not None
         for line in process.stdout:  # each arrives when it happens

@@ -100,7 +100,7 @@ class Shell:
 
     def start(self, *args: str, **more: str) -> subprocess.Popen[str]:
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        command = [sys.executable, "-m", "sdsage", *args]
+        command = [sys.executable, "-P", "-m", "sdsage", *args]
         environment = self.environment | more
         return subprocess.Popen(command, cwd=self.folder, env=environment, preexec_fn=hear_interrupts, **pipes)
 

@@ -173,7 +173,7 @@ def in_terminal(args: list[str], **env: str) -> str:
     plain = {k: v for k, v in os.environ.items() if k not in ("TMUX", "STY", "TERM_PROGRAM", "KITTY_WINDOW_ID")}
     env = {**plain, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **env}
     with subprocess.Popen(
-        [sys.executable, "-m", "sdsage", *args], env=env, stdout=subprocess.DEVNULL, stderr=side
+        [sys.executable, "-P", "-m", "sdsage", *args], env=env, stdout=subprocess.DEVNULL, stderr=side
     ) as p:
         os.close(side)
         data = b""

@@ -182,8 +182,20 @@ def test_sd_cli_says_why(tmp_path: Path) -> None:
 
 def test_command_without_cuda(tmp_path: Path) -> None:
     """Exit 2 before any file is looked at: those named here do not exist."""
-    command = [sys.executable, "-m", "sdsage", "vid-gen", "--diffusion-model", "no.gguf", "--vae", "no.safetensors"]
-    command += ["--t5xxl", "no.gguf", "--sage-attn", "-p", "a cat", "-o", str(tmp_path / "x.gif"), "--device", "cpu"]
+    command = [sys.executable, "-P", "-m", "sdsage", "vid-gen", "--diffusion-model", "no.gguf"]
+    command += [
+        "--vae",
+        "no.safetensors",
+        "--t5xxl",
+        "no.gguf",
+        "--sage-attn",
+        "-p",
+        "a cat",
+        "-o",
+        str(tmp_path / "x.gif"),
+        "--device",
+        "cpu",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert "SageAttention can't run on cpu" in done.stderr
