@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ settings.register_profile("thorough", max_examples=400, deadline=None)
 settings.load_profile("quick")
 
 ROOT = Path(__file__).parent.parent
+# For PYTHONPATH of a child: where the package that is tested lies, the installed one when there is one.
+PACKAGE = str(Path(str(find_spec("sdsage").origin)).parents[1])  # type: ignore[union-attr]
 BUILD = Path(os.environ.get("SDSAGE_BUILD_DIR", ROOT / "build" / "make"))
 
 # The tiny models are written once per build tree, not into the user's cache.

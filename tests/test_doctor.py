@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import PACKAGE, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sdsage
 from sdsage._doctor import Report, engine, files, gpus
 from sdsage._doctor.child import ChildFailed, ask
 from sdsage._doctor.machine_code import gpu_code
 from sdsage._library import ABI_VERSION, cdef_path, library_path, sd_cli_path
 
-PACKAGE = str(Path(sdsage.__file__).parents[1])  # where the tested package is imported from
 HANG = 120  # seconds: no measure, only the end of waiting
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, ctx_params, small_image, small_video
+from conftest import PACKAGE, ROOT, ctx_params, small_image, small_video
 from PIL import Image
 from test_bad_models import attention_lora
 
@@ -318,7 +318,7 @@ def test_sd_cli_command(files: dict[str, str], tmp_path: Path) -> None:
 def test_doctor() -> None:
     """What the driver, the engine, the kernels and the file say of a GPU agree."""
     command = [sys.executable, "-P", "-m", "sdsage", "doctor", "--json", "--sass"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
     found = json.loads(done.stdout)
     assert done.returncode == 0, found["problems"]
     device = next(d for d in found["devices"] if d["name"] == GPU)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, hear_interrupts
+from conftest import PACKAGE, ROOT, hear_interrupts
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -220,7 +220,7 @@ def test_several_problems_are_several_lines_of_one_text() -> None:
 
 
 def test_an_interrupt_is_the_last_line(folder: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": PACKAGE}
     command = [sys.executable, "-P", "-m", "sdsage", *VIDEO, "--steps", "5000", "--json", "-o", "cat.gif"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True, preexec_fn=hear_interrupts) as process:
         assert process.stdout is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import PACKAGE
 from PIL import Image
 from tiny_cli import frames_of, run
 
@@ -171,7 +171,7 @@ def in_terminal(args: list[str], **env: str) -> str:
     """What a command writes to a terminal of its own, on stderr."""
     main, side = pty.openpty()
     plain = {k: v for k, v in os.environ.items() if k not in ("TMUX", "STY", "TERM_PROGRAM", "KITTY_WINDOW_ID")}
-    env = {**plain, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **env}
+    env = {**plain, "PYTHONPATH": PACKAGE, "COLUMNS": "100", **env}
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "sdsage", *args], env=env, stdout=subprocess.DEVNULL, stderr=side
     ) as p:
