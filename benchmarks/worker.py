@@ -76,7 +76,7 @@ def starts(rounds: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"here": [], "isolated": []}
     for i in range(rounds + 1):
         for name in found:
-            command = [sys.executable, "-c", START, str(Path(__file__).parent), str(time.monotonic()), name]
+            command = [sys.executable, "-P", "-c", START, str(Path(__file__).parent), str(time.monotonic()), name]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             if i:
                 found[name].append(float(done.stdout))
