@@ -373,7 +373,7 @@ class Worker:
                 self._channel.close()  # it ends when there is nothing more to read
             if not self._ended.wait(END):
                 self.kill()
-                self._ended.wait()
+            self._thread.join()
         _alive.discard(self)
 
     def __enter__(self) -> "Worker":
@@ -391,7 +391,7 @@ class Worker:
             if code is None:
                 self._process.kill()
                 code = self._process.wait()
-            self._errors.join(5 * TICK)
+            self._errors.join(END)
             for stream in (self._process.stdin, self._process.stdout):
                 with contextlib.suppress(OSError):
                     stream.close()  # type: ignore[union-attr]

@@ -28,6 +28,11 @@ def hold_the_gil() -> None:
     ctypes.PyDLL(None).sleep(10_000)
 
 
+def work_for(seconds: int) -> None:
+    """Native work, as a long step is: other threads of Python run."""
+    ctypes.CDLL(None).sleep(seconds)
+
+
 def leave() -> None:
     """What exit() in a library does."""
     print("I have had enough")
@@ -35,7 +40,7 @@ def leave() -> None:
     os._exit(7)
 
 
-_worker.FUNCTIONS |= {"abort": abort, "hold_the_gil": hold_the_gil, "leave": leave}
+_worker.FUNCTIONS |= {"abort": abort, "hold_the_gil": hold_the_gil, "leave": leave, "work_for": work_for}
 
 if __name__ == "__main__":
     sys.argv[1:] = sys.argv[4:]  # without -P -m sdsage._worker

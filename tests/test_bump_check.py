@@ -1,6 +1,5 @@
 """How the table of edits fits another upstream: the pinned one, and trees that have drifted."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -8,20 +7,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from test_upstream import PATCHED, make_tree
+from test_upstream import PATCHED, load, make_tree
 
 PROGRAM = PATCHED / "bump_check.py"
 
 
 @pytest.fixture(scope="module")
 def bump() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bump_check", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bump_check"] = module  # its dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
+    return load(PROGRAM)
 
 
 @pytest.fixture

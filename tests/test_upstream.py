@@ -15,14 +15,20 @@ PATCHED = ROOT / "native" / "ggml-patched"
 PROGRAM = PATCHED / "upstream.py"
 
 
-@pytest.fixture(scope="module")
-def upstream() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("upstream", PROGRAM)
+def load(program: Path) -> ModuleType:
+    """A program of the build, as a module."""
+    spec = importlib.util.spec_from_file_location(program.stem, program)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[program.stem] = module  # dataclasses look it up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def upstream() -> ModuleType:
+    return load(PROGRAM)
 
 
 def run(into: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -442,33 +442,36 @@ def test_a_worker_that_dies_between_two_jobs(preset_files: Any) -> None:
 
 @pytest.mark.parametrize("stage", ["sample", "decode"])
 def test_a_hung_worker_is_noticed(stage: str, preset_files: Any) -> None:
-    with Worker(hang_after=1.5) as worker:
+    with Worker(hang_after=3) as worker:
 
         def on_progress(p: Any) -> None:
             if p.stage == stage:
                 os.kill(worker.pid, signal.SIGSTOP)
 
         ctx = sdsage.Context(ctx_params(preset_files("tiny-flux")), isolated=worker, on_progress=on_progress)
-        with pytest.raises(WorkerDied, match=r"gave no sign of life for 1.5 seconds and was ended while") as caught:
+        with pytest.raises(WorkerDied, match=r"gave no sign of life for 3 seconds and was ended while") as caught:
             ctx.generate_image(small_image())
         assert caught.value.stage == stage
         assert gone(worker.pid)
 
 
-def test_a_long_step_or_a_slow_callback_is_no_hang(preset_files: Any) -> None:
+@pytest.mark.usefixtures("odd")
+def test_a_long_native_call_is_no_hang() -> None:
+    with Worker(hang_after=3) as worker:
+        worker.run("work_for", 4)
+
+
+def test_a_slow_callback_is_no_hang(preset_files: Any) -> None:
     slept = threading.Event()
 
     def on_progress(p: Any) -> None:
         if p.stage == "sample" and not slept.is_set():
-            time.sleep(1.5)
+            time.sleep(4)
             slept.set()
 
-    with Worker(hang_after=0.5) as worker:
-        ctx = sdsage.Context(ctx_params(preset_files("tiny")), isolated=worker)
-        job = small_video(width=256, height=256, video_frames=17)
-        job.sample_params.sample_steps = job.high_noise_sample_params.sample_steps = 1
-        result = ctx.generate_video(job, on_progress=on_progress)
-        assert max(step.seconds for step in result.timings.steps) > 0.6 or result.timings.decode > 0.6
+    with Worker(hang_after=3) as worker:
+        ctx = sdsage.Context(ctx_params(preset_files("tiny-flux")), isolated=worker)
+        ctx.generate_image(small_image(), on_progress=on_progress)
     assert slept.is_set()
 
 

@@ -10,8 +10,8 @@ ggml, or an unpacked source package. An edit
     is there  upstream has this very text itself
     is lost   its file is gone, and no other has the anchor
 
-and a group with a sign (`SIGNS`) that upstream does its work itself is said to be droppable; its drop check in edits.py
-is what a person looks at then. Exit code 0 if every edit fits or is there, else 1.
+and a group with a sign (`SIGNS`) that upstream does its work itself is said to be droppable; its drop check in the
+table is what a person looks at then. Exit code 0 if every edit fits or is there, else 1.
 """
 
 import argparse

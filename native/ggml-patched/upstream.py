@@ -48,8 +48,8 @@ def read_pin(path: Path = HERE / "upstream.txt") -> tuple[str, str, str]:
 def edits_hash(leave_ggml: bool = False) -> str:
     """What the edited tree depends on: the pin, the table, this program, and whether ggml is left as it is."""
     digest = hashlib.sha256(b"leave ggml" if leave_ggml else b"")
-    for name in ("upstream.txt", "edits.py", "upstream.py"):
-        digest.update((HERE / name).read_bytes())
+    for path in (HERE / "upstream.txt", *sorted((HERE / "edits").glob("*.py")), HERE / "upstream.py"):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -9,7 +9,6 @@ python tests/sage/record.py kernels|engine unverified "why"   puts the line for 
 import hashlib
 import json
 import platform
-import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -32,7 +31,7 @@ class Part:
         paths: folders and files that the hash is of.
         command: what checks it.
         more: what a second run of tests is of.
-        groups: of the engine's edits (native/ggml-patched/edits.py) that the hash is of as well.
+        groups: of the engine's edits (native/ggml-patched/edits) that the hash is of as well.
     """
 
     name: str
@@ -83,6 +82,16 @@ def files_of(path: Path) -> list[tuple[str, Path]]:
     return found
 
 
+def edit_groups() -> Any:
+    """The table of the engine's edits."""
+    folder = str(ROOT / "native" / "ggml-patched")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    import edits  # type: ignore[import-not-found]
+
+    return edits.GROUPS
+
+
 def tree_hash(part: Part = KERNELS) -> str:
     """sha256 over names and contents, in the order of the names."""
     digest = hashlib.sha256()
@@ -90,8 +99,7 @@ def tree_hash(part: Part = KERNELS) -> str:
         content = file.read_bytes()
         digest.update(f"{name}\n{len(content)}\n".encode() + content)
     if part.groups:
-        edits = runpy.run_path(str(ROOT / "native" / "ggml-patched" / "edits.py"))
-        digest.update(repr([g.edits for g in edits["GROUPS"] if g.name in part.groups]).encode())
+        digest.update(repr([g.edits for g in edit_groups() if g.name in part.groups]).encode())
     return digest.hexdigest()
 
 
