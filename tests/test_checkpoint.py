@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,12 @@ import pytest
 from conftest import ctx_params, small_image, small_video
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageSequence
-from typer.testing import CliRunner
+from tiny_cli import frames_of, run
 
 import sdsage
 from sdsage import Checkpoint, _answers, _identity, checkpoint
 from sdsage._answers import Answer, AnswerFile
 from sdsage.cli import keeping
-from sdsage.cli.app import build_app
 from sdsage.errors import BadRequest, ResumeError, SdsageError
 
 VIDEO = ["vid-gen", "--preset", "tiny", "-W", "32", "-H", "32", "--video-frames", "5", "-t", "1", "-p", "a cat"]
@@ -81,25 +78,27 @@ def test_every_sampler_goes_on_where_it_was(video_context: Any, tmp_path: Path, 
     assert computed == {"low-noise"} or method in ("heun", "dpm2")  # those were ended inside a step
 
 
-def test_a_batch_goes_on_in_its_second_picture(flux_context: Any, tmp_path: Path) -> None:
-    job, path = small_image(batch_count=2), tmp_path / "kept"
-    job.sample_params.sample_steps = 3
-    whole = flux_context.generate_image(job)
+def whole_and_resumed(ctx: Any, job: Any, folder: Path, after: int) -> tuple[Any, Any]:
+    """A job at once, and one that was ended after some steps and resumed."""
+    whole = ctx.generate_image(job)
     with pytest.raises(Stop):
-        flux_context.generate_image(job, checkpoint=Checkpoint(path), on_progress=stop_after(5))
-    resumed = flux_context.generate_image(job, checkpoint=Checkpoint(path, resume=True))
+        ctx.generate_image(job, checkpoint=Checkpoint(folder / "kept"), on_progress=stop_after(after))
+    return whole, ctx.generate_image(job, checkpoint=Checkpoint(folder / "kept", resume=True))
+
+
+def test_a_batch_goes_on_in_its_second_picture(flux_context: Any, tmp_path: Path) -> None:
+    job = small_image(batch_count=2)
+    job.sample_params.sample_steps = 3
+    whole, resumed = whole_and_resumed(flux_context, job, tmp_path, after=5)
     assert resumed.timings.replayed == 4
     assert (resumed.frames == whole.frames).all()
     assert resumed.seeds == whole.seeds
 
 
 def test_a_second_pass_goes_on(flux_context: Any, tmp_path: Path) -> None:
-    job, path = small_image(), tmp_path / "kept"
+    job = small_image()
     job.hires.enabled, job.hires.steps = True, 3
-    whole = flux_context.generate_image(job)
-    with pytest.raises(Stop):
-        flux_context.generate_image(job, checkpoint=Checkpoint(path), on_progress=stop_after(4))
-    resumed = flux_context.generate_image(job, checkpoint=Checkpoint(path, resume=True))
+    whole, resumed = whole_and_resumed(flux_context, job, tmp_path, after=4)
     assert resumed.timings.replayed == 3
     assert (resumed.frames == whole.frames).all()
 
@@ -323,28 +322,6 @@ def test_a_damaged_header_is_one_error(three: Path, content: bytes) -> None:
 # ---- the command line
 
 
-@cache
-def app(verb: str) -> Any:
-    return build_app(only=verb)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def run(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(app(args[0]), list(args))
-    assert result.exit_code == code, result.output
-    return result
-
-
-def frames_of(path: str) -> Any:
-    with Image.open(path) as image:
-        return np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)])
-
-
 def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(sdsage.__file__).parent.parent), **more}
 
@@ -379,19 +356,19 @@ def lines(stream: Any) -> Iterator[str]:
         ("heun", r"high-noise expert\) 2/"),
     ],
 )
-def test_a_killed_video_goes_on(folder: Path, method: str, pattern: str) -> None:
+def test_a_killed_video_goes_on(empty_folder: Path, method: str, pattern: str) -> None:
     args = [*VIDEO, "--steps", "40", "--high-noise-steps", "4", "--sampling-method", method]
     args += ["--high-noise-sampling-method", method]
     kill_when(pattern, *args, "-o", "cat.webp")
-    assert os.listdir(folder) == [".cat.webp.sdsage-checkpoint"]
+    assert os.listdir(empty_folder) == [".cat.webp.sdsage-checkpoint"]
     result = run(*args, "-o", "cat.webp", "--resume")
     assert re.search(r"resumed +[1-9]\d* of 44 steps came from the checkpoint", result.stderr)
     run(*args, "-o", "whole.webp", "-q")
     assert (frames_of("cat.webp") == frames_of("whole.webp")).all()
-    assert sorted(os.listdir(folder)) == ["cat.webp", "whole.webp"]
+    assert sorted(os.listdir(empty_folder)) == ["cat.webp", "whole.webp"]
 
 
-def test_killed_pictures_go_on_by_the_name_of_the_output(folder: Path) -> None:
+def test_killed_pictures_go_on_by_the_name_of_the_output(empty_folder: Path) -> None:
     args = [*PICTURES, "--steps", "60", "-s", "-1"]
     kill_when(r"sample 5/60, ", *args, "-o", "cat.png")
     result = run("img-gen", "-o", "cat.png", "--resume")
@@ -401,18 +378,18 @@ def test_killed_pictures_go_on_by_the_name_of_the_output(folder: Path) -> None:
         assert (frames_of(f"cat_{i}.png") == frames_of(f"whole_{i}.png")).all()
 
 
-def test_a_run_that_was_killed_twice(folder: Path) -> None:
+def test_a_run_that_was_killed_twice(empty_folder: Path) -> None:
     args = [*VIDEO, "--steps", "40", "--high-noise-steps", "1", "-o", "cat.webp"]
     kill_when(r"low-noise expert\) 3/", *args)
-    size = (folder / ".cat.webp.sdsage-checkpoint").stat().st_size
+    size = (empty_folder / ".cat.webp.sdsage-checkpoint").stat().st_size
     kill_when(r"low-noise expert\) [5-9]/40, ", *args, "--resume")
-    assert (folder / ".cat.webp.sdsage-checkpoint").stat().st_size > size
+    assert (empty_folder / ".cat.webp.sdsage-checkpoint").stat().st_size > size
     run(*args, "--resume", "-q")
     run(*args[:-1], "whole.webp", "-q")
     assert (frames_of("cat.webp") == frames_of("whole.webp")).all()
 
 
-def test_resume_names_the_option_that_is_not_the_same(folder: Path) -> None:
+def test_resume_names_the_option_that_is_not_the_same(empty_folder: Path) -> None:
     args = [*VIDEO, "--steps", "40", "--high-noise-steps", "1", "-o", "cat.webp"]
     kill_when(r"low-noise expert\) 2/", *args)
     asked = ["--steps", "41", "--cfg-scale", "3", "-s", "9", "--resume"]
@@ -420,36 +397,36 @@ def test_resume_names_the_option_that_is_not_the_same(folder: Path) -> None:
     assert "--steps was 40 and is 41 now" in said
     assert "--cfg-scale was 3.5 and is 3.0 now" in said
     assert "--seed was 42 and is 9 now" in said
-    assert os.listdir(folder) == [".cat.webp.sdsage-checkpoint"]
+    assert os.listdir(empty_folder) == [".cat.webp.sdsage-checkpoint"]
     assert "run 'sdsage" not in said
     assert "--resume would go on with it" in run(*args, "-q").stderr
-    assert os.listdir(folder) == ["cat.webp"]
+    assert os.listdir(empty_folder) == ["cat.webp"]
 
 
-def test_there_is_nothing_to_resume(folder: Path) -> None:
+def test_there_is_nothing_to_resume(empty_folder: Path) -> None:
     said = run("vid-gen", "-o", "cat.webp", "--resume", code=2).stderr
     assert "there is nothing to resume: .cat.webp.sdsage-checkpoint does not exist" in said
-    assert os.listdir(folder) == []
+    assert os.listdir(empty_folder) == []
     said = run(*VIDEO, "--steps", "1", "--high-noise-steps", "1", "-o", "cat.webp", "--resume").stderr
     assert (
         "warning: there is nothing to resume (.cat.webp.sdsage-checkpoint does not exist): the run begins anew" in said
     )
-    assert os.listdir(folder) == ["cat.webp"]
+    assert os.listdir(empty_folder) == ["cat.webp"]
 
 
-def test_several_videos_go_on_with_the_one_that_was_ended(folder: Path) -> None:
+def test_several_videos_go_on_with_the_one_that_was_ended(empty_folder: Path) -> None:
     args = [*VIDEO, "--steps", "20", "--high-noise-steps", "1", "-b", "3", "-s", "5", "-o", "{seed}.webp"]
     kill_when(r"note: 5.webp is written", *args)
-    before = (folder / "5.webp").stat().st_mtime_ns
+    before = (empty_folder / "5.webp").stat().st_mtime_ns
     run(*args, "--resume", "-q")
-    assert sorted(os.listdir(folder)) == ["5.webp", "6.webp", "7.webp"]
-    assert (folder / "5.webp").stat().st_mtime_ns == before
+    assert sorted(os.listdir(empty_folder)) == ["5.webp", "6.webp", "7.webp"]
+    assert (empty_folder / "5.webp").stat().st_mtime_ns == before
     said = run(*args, "--resume", code=2).stderr
     assert "all 3 results are there" in said
 
 
 @pytest.mark.parametrize(("stage", "kept"), [("load", False), ("sample", True), ("decode", True)])
-def test_a_killed_worker_is_resumed(folder: Path, stage: str, kept: bool) -> None:
+def test_a_killed_worker_is_resumed(empty_folder: Path, stage: str, kept: bool) -> None:
     """The engine's process dies, and the command tells how to go on."""
     args = [*VIDEO, "-W", "64", "-H", "64", "--steps", "6", "--high-noise-steps", "2", "-o", "cat.webp"]
     pattern = {"load": "load model", "sample": r"low-noise expert\) 2/", "decode": "decode"}[stage]
@@ -464,7 +441,7 @@ def test_a_killed_worker_is_resumed(folder: Path, stage: str, kept: bool) -> Non
         rest = process.stderr.read()
         assert process.wait() == 1, rest
     assert ("sdsage vid-gen -o cat.webp --resume" in rest) == kept
-    assert os.listdir(folder) == [".cat.webp.sdsage-checkpoint"] * kept
+    assert os.listdir(empty_folder) == [".cat.webp.sdsage-checkpoint"] * kept
     run(*(args if not kept else ["vid-gen", "-o", "cat.webp"]), "--resume", "-q")
     run(*args[:-1], "whole.webp", "-q")
     assert (frames_of("cat.webp") == frames_of("whole.webp")).all()
@@ -478,9 +455,9 @@ def children(pid: int) -> list[str]:
     return found
 
 
-def test_a_checkpoint_can_be_declined(folder: Path) -> None:
+def test_a_checkpoint_can_be_declined(empty_folder: Path) -> None:
     kill_when(r"low-noise expert\) 3/", *VIDEO, "--steps", "40", "-o", "cat.webp", "--checkpoint-every", "0")
-    assert os.listdir(folder) == []
+    assert os.listdir(empty_folder) == []
 
 
 @given(name=st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=255))

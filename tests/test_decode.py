@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ import pytest
 from conftest import ctx_params, small_image, small_video
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageSequence
-from typer.testing import CliRunner
+from tiny_cli import frames_of, run
 
 import sdsage
 from sdsage import Checkpoint, load_latents, save_latents
-from sdsage.cli.app import build_app
 from sdsage.errors import BadRequest, ModelError
 from sdsage.media import read_metadata
 
@@ -32,23 +29,6 @@ VIDEO += ["-p", "a cat", "-W", "160", "-H", "160"]
 PICTURES = ["img-gen", "--preset", "tiny-flux", "-W", "32", "-H", "32", "--steps", "1", "-t", "1", "-p", "a cat"]
 # MB that are left when decoding of VIDEO begins: it takes 135 for its graph, and then 68 at once or 44 for a tile.
 TILES_FIT, NOTHING_FITS, ABORTS = "191", "150", "60"
-
-
-@cache
-def app(verb: str) -> Any:
-    return build_app(only=verb)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def run(*args: str, code: int = 0) -> Any:
-    result = CliRunner().invoke(app(args[0]), list(args))
-    assert result.exit_code == code, result.output
-    return result
 
 
 def run_limited(megabytes: str, *args: str, python: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
@@ -64,11 +44,6 @@ def run_limited(megabytes: str, *args: str, python: bool = False, **more: str) -
 def answer(stdout: str) -> Any:
     """The last line of --json."""
     return json.loads(stdout.splitlines()[-1])
-
-
-def frames_of(path: str) -> Any:
-    with Image.open(path) as image:
-        return np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)])
 
 
 # ---- decoding alone
@@ -219,7 +194,7 @@ with sdsage.Context(ctx_params(files), on_log=lambda level, line: None, on_progr
 """
 
 
-def test_the_error_holds_the_latents_and_tiles_of_the_caller_stay(folder: Path, preset_files: Any) -> None:
+def test_the_error_holds_the_latents_and_tiles_of_the_caller_stay(empty_folder: Path, preset_files: Any) -> None:
     result = run_limited(NOTHING_FITS, "-c", SCRIPT, str(Path(__file__).parent), python=True)
     assert "insufficient memory" in result.stdout, result.stderr
     kept = load_latents("kept")
@@ -227,7 +202,7 @@ def test_the_error_holds_the_latents_and_tiles_of_the_caller_stay(folder: Path, 
     assert "trying again" not in result.stdout + result.stderr
 
 
-def test_a_decode_without_memory_is_tried_again_in_tiles(folder: Path) -> None:
+def test_a_decode_without_memory_is_tried_again_in_tiles(empty_folder: Path) -> None:
     result = run_limited(TILES_FIT, *VIDEO, "-o", "cat.webp", "--json")
     assert result.returncode == 0, result.stderr
     sentence = "the VAE decoded in tiles of 16x16 latent pixels, because decoding at once failed for want of memory"
@@ -239,14 +214,14 @@ def test_a_decode_without_memory_is_tried_again_in_tiles(folder: Path) -> None:
     assert metadata.data["adjusted"] == [sentence]
     run(*VIDEO, "-o", "tiles.webp", "--vae-tiling", "--vae-tile-size", "16", "-q")
     assert (frames_of("cat.webp") == frames_of("tiles.webp")).all()
-    assert sorted(os.listdir(folder)) == ["cat.webp", "tiles.webp"]
+    assert sorted(os.listdir(empty_folder)) == ["cat.webp", "tiles.webp"]
 
 
-def test_latents_outlive_a_decode_that_fails_in_tiles_too(folder: Path) -> None:
+def test_latents_outlive_a_decode_that_fails_in_tiles_too(empty_folder: Path) -> None:
     result = run_limited(NOTHING_FITS, *VIDEO, "--fps", "9", "-o", "out/cat.webp", "--json")
     assert result.returncode == 1
     assert answer(result.stdout)["event"] == "error"
-    assert os.listdir(folder / "out") == ["cat.latents.safetensors"]
+    assert os.listdir(empty_folder / "out") == ["cat.latents.safetensors"]
     (command,) = [line for line in result.stderr.splitlines() if "sdsage decode" in line]
     words = shlex.split(command.removeprefix("error: "))
     assert words[:3] == ["sdsage", "decode", "out/cat.latents.safetensors"]
@@ -261,30 +236,30 @@ def test_latents_outlive_a_decode_that_fails_in_tiles_too(folder: Path) -> None:
     assert "can be decoded: sdsage decode out/cat.latents.safetensors --vae FILE -o out/cat.webp" in said
 
 
-def test_an_abort_for_want_of_memory_is_followed_by_tiles_in_a_new_process(folder: Path, tmp_path: Path) -> None:
+def test_an_abort_for_want_of_memory_is_followed_by_tiles_in_a_new_process(empty_folder: Path, tmp_path: Path) -> None:
     once = {"SDSAGE_TEST_DECODE_ONCE": str(tmp_path / "once")}
     result = run_limited(ABORTS, *VIDEO, "-o", "out/cat.webp", "--json", **once)
     assert result.returncode == 0, result.stderr
     assert "decoding is tried again in tiles, in a new process" in result.stderr
     (sentence,) = answer(result.stdout)["adjusted"]
     assert sentence == "the VAE decoded in tiles, because decoding at once failed for want of memory"
-    assert os.listdir(folder / "out") == ["cat.webp"]
+    assert os.listdir(empty_folder / "out") == ["cat.webp"]
     result = run_limited(ABORTS, *VIDEO, "-o", "out/dog.webp")
     assert result.returncode == 1
     assert "sdsage decode out/dog.latents.safetensors" in result.stderr
-    assert sorted(os.listdir(folder / "out")) == ["cat.webp", "dog.latents.safetensors"]
+    assert sorted(os.listdir(empty_folder / "out")) == ["cat.webp", "dog.latents.safetensors"]
 
 
 # ---- the command line
 
 
-def test_latents_are_kept_when_asked(folder: Path) -> None:
+def test_latents_are_kept_when_asked(empty_folder: Path) -> None:
     result = run(*PICTURES, "-b", "2", "--save-latents", "-o", "cat.png")
     assert "latents" in result.stderr
-    assert sorted(os.listdir(folder)) == ["cat.latents.safetensors", "cat_0.png", "cat_1.png"]
+    assert sorted(os.listdir(empty_folder)) == ["cat.latents.safetensors", "cat_0.png", "cat_1.png"]
     values = answer(run(*PICTURES, "-b", "2", "--save-latents", "-o", "cat.png", "--overwrite", "--json").stdout)
     assert values["latents"] == ["cat.latents.safetensors"]
-    assert os.fsencode(folder) not in Path("cat.latents.safetensors").read_bytes()  # names, no paths
+    assert os.fsencode(empty_folder) not in Path("cat.latents.safetensors").read_bytes()  # names, no paths
     (vae,) = [v for k, v in json.loads(run(*PICTURES, "--print-params").stdout)["ctx"].items() if k == "taesd_path"]
     args = ["decode", "cat.latents.safetensors", "--taesd", vae]
     shown = answer(run(*args, "-o", "again.png", "--json").stdout)
@@ -314,12 +289,12 @@ def test_latents_are_kept_when_asked(folder: Path) -> None:
         (["running", "--vae", "vae"], "running is of a run that is still sampling or was ended"),
     ],
 )
-def test_bad_latents_are_exit_2(folder: Path, args: list[str], said: str) -> None:
+def test_bad_latents_are_exit_2(empty_folder: Path, args: list[str], said: str) -> None:
     from sdsage._answers import AnswerFile
 
-    (folder / "text").write_text("no latents but some text that is long enough to be read")
-    (folder / "vae").touch()
-    AnswerFile.create(folder / "running", {}).close()
-    before = sorted(os.listdir(folder))
+    (empty_folder / "text").write_text("no latents but some text that is long enough to be read")
+    (empty_folder / "vae").touch()
+    AnswerFile.create(empty_folder / "running", {}).close()
+    before = sorted(os.listdir(empty_folder))
     assert said in run("decode", *args, code=2).stderr
-    assert sorted(os.listdir(folder)) == before
+    assert sorted(os.listdir(empty_folder)) == before

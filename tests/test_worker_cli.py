@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 from PIL import Image, ImageSequence
 from test_upscale import picture, write_repeater
-from worker_tools import LONG, gone, sdsage_command, wait_until, workers_of
+from worker_tools import LONG, end_with_a_running_job, gone, sdsage_command, wait_until, workers_of
 
 import sdsage
 from sdsage import Worker, WorkerDied
@@ -213,26 +212,6 @@ def test_the_program_does_not_load_the_engine(verb: str, preset_files: Any, tmp_
     assert done.stdout.splitlines()[-1] == "loaded False False"
 
 
-AT_EXIT = """
-import sys, threading
-sys.path.insert(0, sys.argv[1])
-from conftest import ctx_params, small_image
-import sdsage
-from sdsage import presets
-files = {k: v for k, v in presets.load("tiny-flux").options.items() if str(v).endswith((".gguf", ".safetensors"))}
-ctx = sdsage.Context(ctx_params(files), isolated=True)
-print(ctx.worker_pid, flush=True)
-job = small_image()
-job.sample_params.sample_steps = 5000
-started = threading.Event()
-go = lambda: ctx.generate_image(job, on_progress=lambda p: started.set() if p.stage == "sample" else None)
-threading.Thread(target=go, daemon=True).start()
-started.wait(30)
-"""
-
-
 def test_the_program_may_end_while_a_thread_generates() -> None:
-    command = [sys.executable, "-P", "-c", AT_EXIT, str(ROOT / "tests")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert wait_until(lambda: gone(int(done.stdout)))
+    pid = int(end_with_a_running_job("isolated"))
+    assert wait_until(lambda: gone(pid))

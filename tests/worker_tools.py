@@ -1,4 +1,4 @@
-"""What the tests of worker processes share."""
+"""What the tests of worker processes and of their programs share."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import hear_interrupts
+from conftest import ROOT, hear_interrupts
 
 import sdsage
 
@@ -54,3 +54,30 @@ def sdsage_command(*args: str) -> "subprocess.Popen[str]":
         env=env,
         preexec_fn=hear_interrupts,
     )
+
+
+# A program that ends while a job runs in a thread of it.
+AT_EXIT = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from conftest import ctx_params, small_image
+import sdsage
+from sdsage import presets
+files = {k: v for k, v in presets.load("tiny-flux").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+ctx = sdsage.Context(ctx_params(files), isolated=sys.argv[2] == "isolated")
+print(ctx.worker_pid, flush=True)
+job = small_image()
+job.sample_params.sample_steps = 5000
+started = threading.Event()
+go = lambda: ctx.generate_image(job, on_progress=lambda p: started.set() if p.stage == "sample" else None)
+threading.Thread(target=go, daemon=True).start()
+started.wait(30)
+"""
+
+
+def end_with_a_running_job(kind: str) -> str:
+    """What such a program prints: the process id of the worker of an "isolated" context, else None."""
+    command = [sys.executable, "-P", "-c", AT_EXIT, str(ROOT / "tests"), kind]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
