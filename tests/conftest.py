@@ -48,6 +48,16 @@ def preset_files() -> Any:
 
 
 @pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
+    """Figures for the log of the run."""
+    lines: list[str] = []
+    yield lines
+    with capsys.disabled():
+        for line in lines:
+            print("\n  " + line, end="")
+
+
+@pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder, and one for temporary files beside it."""
     (tmp_path / "tmp").mkdir()

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +54,6 @@ def files(preset_files: Any) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def flash(files: dict[str, str]) -> Any:
     return video(files, diffusion_flash_attn=True)
-
-
-@pytest.fixture(autouse=True)
-def show(capsys: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
-    """Figures for the log of the run."""
-    lines: list[str] = []
-    yield lines
-    with capsys.disabled():
-        for line in lines:
-            print("\n  " + line, end="")
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
