@@ -78,13 +78,13 @@ kernels-all: $(VENV)/build-tools
 	@$(WITH_NVCC) cmake -S native/sage_cuda -B build/kernels-all -G Ninja -DSAGE_CUDA_SHARED=ON
 	cmake --build build/kernels-all
 
-# Configures the CUDA engine and compiles what we add to ggml's CUDA backend; the rest of ggml-cuda takes an hour on two cores.
+# Configures the CUDA engine and compiles what we add for CUDA; the rest of ggml-cuda takes an hour on two cores.
 cuda-glue: build/cuda-glue/build.ninja
-	ninja -C build/cuda-glue $$(ninja -C build/cuda-glue -t targets all | sed -nE 's/^(.*(ggml-cuda|sage_node)\.cu\.o):.*/\1/p')
+	ninja -C build/cuda-glue $$(ninja -C build/cuda-glue -t targets all | sed -nE 's/^(.*(ggml-cuda\.cu|sage_node\.cu|coverage\.cpp)\.o):.*/\1/p')
 
 build/cuda-glue/build.ninja: | $(VENV)/build-tools
 	@$(GET_CUBLAS)
-	cmake -S . -B build/cuda-glue -G Ninja -DSD_CUDA=ON -DSD_USE_UPSTREAM_GGML=OFF -DCMAKE_CUDA_ARCHITECTURES=90a-real > build/cuda-glue.log 2>&1 || \
+	cmake -S . -B build/cuda-glue -G Ninja -DSD_CUDA=ON -DSD_USE_UPSTREAM_GGML=OFF -DSDSAGE_CUDA_ARCHS=90a > build/cuda-glue.log 2>&1 || \
 	    (cat build/cuda-glue.log; exit 1)
 
 # How our edits fit another upstream: make bump-check UPSTREAM=stable_diffusion_cpp_python-0.4.8.tar.gz (or a checkout).

@@ -345,11 +345,11 @@ def sage(number: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("device", "problem", "mend"),
     [
-        (sage("8.6"), "gpu-architecture", "SDSAGE_CUDA_ARCHITECTURES=86-real"),
-        (sage("12.0"), "gpu-architecture", "SDSAGE_CUDA_ARCHITECTURES=120a-real"),
+        (sage("8.6"), "gpu-architecture", "SDSAGE_CUDA_ARCHS=86 "),
+        (sage("12.0"), "gpu-architecture", "SDSAGE_CUDA_ARCHS=120a "),
         (sage("9.0", kernel="fp8", emulated=True, why_not_better="it is emulated"), "sage-emulated", "fp16"),
         (sage("8.9", why_not_better="fp8 needs CUDA 12.4"), "sage-not-best", "CUDA 12.8"),
-        (sage("8.9", supported=False, reason="an old toolkit"), "sage-unavailable", "SDSAGE_CUDA_ARCHITECTURES=89"),
+        (sage("8.9", supported=False, reason="an old toolkit"), "sage-unavailable", "SDSAGE_CUDA_ARCHS=89 "),
         (sage("8.9", kernel="fp8++"), None, ""),
     ],
 )

@@ -29,7 +29,7 @@ from edits import GROUPS, Edit  # noqa: E402
 
 MARKER = ".sdsage-edits"
 # Folders of the tree that no target of ours compiles.
-LEFT_OUT = ("examples/server", "docs", "assets", ".github")
+LEFT_OUT = ("examples/server/frontend", "docs", "assets", ".github")
 
 
 class UpstreamError(Exception):

@@ -106,7 +106,7 @@ def _sage(report: Report, device: dict[str, Any]) -> None:
 
 
 def rebuild_for(report: Report, number: int) -> str:
-    return reinstall(report, f"SDSAGE_CUDA_ARCHITECTURES={number}{'a' if number >= 90 else ''}-real")
+    return reinstall(report, f"SDSAGE_CUDA_ARCHS={number}{'a' if number >= 90 else ''}")
 
 
 def covers(architectures: str, number: int) -> bool:

@@ -8,6 +8,10 @@ from sdsage.errors import SdsageError
 from .console import console
 
 _GIB = 2**30
+_GGML = {
+    "upstream": "as upstream has it, without SageAttention (SD_USE_UPSTREAM_GGML)",
+    "system": "an installed one (SD_USE_SYSTEM_GGML)",
+}
 _SHOWN = ("libsdsage", "libcuda", "libcudart", "libcublas", "libnvidia")  # of the loaded files
 
 
@@ -84,9 +88,14 @@ def _build(build: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
         "upstream",
         f"{upstream['name']} {upstream['version']}, edits {upstream['edits']}, sha256 {upstream['sha256']}",
     )
-    own = "every instruction of the CPU that built it" if build["native"] else "a CPU of any kind"
-    yield "CPU code", own
+    own = "every instruction of the CPU that built it" if build["native"] is True else "a CPU of any kind"
+    yield "CPU code", f"-march={build['native']}" if isinstance(build["native"], str) else own
+    if ggml := _GGML.get(build.get("ggml", "patched")):
+        yield "ggml", ggml
     yield "CUDA", f"toolkit {cuda['toolkit']}, for {cuda['architectures']}" if cuda else "none: a build for the CPU"
+    kernels = (cuda or {}).get("kernel_architectures", "")
+    if kernels and cuda and kernels != cuda["architectures"]:
+        yield "", f"SageAttention's kernels for {kernels}"
     yield from ((cuda or {}).get("nvcc_flags") or {}).items()
 
 

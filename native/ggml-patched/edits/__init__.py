@@ -9,11 +9,12 @@ from edits.attention import FLASH, SAGE
 from edits.files import FILES
 from edits.host import DEVICE, LOG
 from edits.job import DECODE, GUARD, RANDOM, SEAM, SHIFT
-from edits.programs import SD_CLI
+from edits.programs import SD_CLI, SD_SERVER
 from edits.sizes import SIZES
+from edits.system import SYSTEM
 from edits.table import Edit, Group
 
 __all__ = ["GROUPS", "Edit", "Group"]
 
 # in the order in which they are applied
-GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SHIFT, RANDOM, SD_CLI, SAGE, FLASH, DECODE)
+GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SHIFT, RANDOM, SD_CLI, SD_SERVER, SAGE, FLASH, DECODE, SYSTEM)

@@ -1,6 +1,6 @@
 """Upstream's own programs."""
 
-from edits.table import CLI, COMMON, Edit, Group
+from edits.table import CLI, COMMON, SERVER, Edit, Group
 
 SD_CLI = Group(
     name="sd-cli",
@@ -90,6 +90,20 @@ SD_CLI = Group(
             "        sdsage_free(json);\n"
             "        return 0;\n"
             "    }\n",
+        ),
+    ),
+)
+
+SD_SERVER = Group(
+    name="sd-server",
+    why="sd-server says why it can't start, as sd-cli does: `--sage-attn` on a device that has none of it, a file that does"
+    " not fit.",
+    guard="tests/test_other_engines.py::test_sd_server_says_why_it_does_not_start",
+    drop="sd-server prints the reason by itself",
+    edits=(
+        Edit(SERVER, ">", '#include "runtime.h"\n', '#include "sdsage.h"\n'),
+        Edit(
+            SERVER, "<", '        LOG_ERROR("new_sd_ctx_t failed");', '        LOG_ERROR("%s", sdsage_last_error());\n'
         ),
     ),
 )

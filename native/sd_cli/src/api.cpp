@@ -4,11 +4,13 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <stdexcept>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
 
 #include "attention.h"
+#include "coverage.h"
 #include "ggml.h"
 #include "job.h"
 #include "sdsage_build_info.h"
@@ -49,6 +51,9 @@ T run(T none, Body body, Drop drop) noexcept {
     try {
         Job job;
         try {
+            if (!ggml_problem().empty()) {
+                throw std::runtime_error(ggml_problem());
+            }
             T result = body();
             if (job.finish(is_ok(result))) {
                 return result;
@@ -68,6 +73,29 @@ T run(T none, Body body, Drop drop) noexcept {
         last_outcome().status = SDSAGE_EXCEPTION;
     }
     return none;
+}
+
+// Before any file is opened: whether this build has code for the device. Without it ggml aborts in the middle of a job.
+bool device_runs() {
+    const std::string why = device_problem(chosen_device());
+    if (!why.empty()) {
+        fail(why);
+    }
+    return why.empty();
+}
+
+bool can_run(const sd_ctx_params_t * params) {
+    if (!device_runs()) {
+        return false;
+    }
+    if (params != nullptr && params->sage_attn) {
+        const std::string why = chosen_sage(static_cast<sage_kernel>(params->sage_kernel)).why;
+        if (!why.empty()) {
+            sage_unavailable(why);
+        }
+        return why.empty();
+    }
+    return true;
 }
 
 struct AbortHook {
@@ -97,7 +125,7 @@ SD_API sd_ctx_t * new_sd_ctx(const sd_ctx_params_t * params) {
     return run((sd_ctx_t *)nullptr,
                [&]() -> sd_ctx_t * {
                    StageScope stage(Stage::load);
-                   return sdsage_inner_new_sd_ctx(params);
+                   return can_run(params) ? sdsage_inner_new_sd_ctx(params) : nullptr;
                },
                sdsage_inner_free_sd_ctx);
 }
@@ -132,7 +160,7 @@ SD_API upscaler_ctx_t * new_upscaler_ctx(const char * path, bool offload, bool d
     return run((upscaler_ctx_t *)nullptr,
                [&]() -> upscaler_ctx_t * {
                    StageScope stage(Stage::load);
-                   return sdsage_inner_new_upscaler_ctx(path, offload, direct, n_threads, tile_size);
+                   return device_runs() ? sdsage_inner_new_upscaler_ctx(path, offload, direct, n_threads, tile_size) : nullptr;
                },
                free_upscaler_ctx);
 }

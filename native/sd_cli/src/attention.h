@@ -8,6 +8,7 @@
 namespace sdsage {
 
 std::string device_name(ggml_backend_dev_t dev);  // "cuda:0"; devices.cpp
+ggml_backend_dev_t chosen_device();               // where a context of this thread goes: sdsage_set_device, else upstream's choice
 
 struct SageInfo {
     std::string name;  // of the device: "cuda:0 (NVIDIA H200)"

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "coverage.h"
 #include "ggml-backend.h"
 #include "ggml_extend_backend.hpp"
 #include "sdsage.h"
@@ -44,18 +45,6 @@ ggml_backend_dev_t & requested() {
     return dev;
 }
 
-// Where a context of this thread goes: the choice of sdsage_set_device, else upstream's.
-ggml_backend_dev_t chosen_device() {
-    known_devices();
-    for (ggml_backend_dev_t dev :
-         { requested(), ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU), ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU) }) {
-        if (dev != nullptr) {
-            return dev;
-        }
-    }
-    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-}
-
 const char * kind_name(ggml_backend_dev_t dev) {
     switch (ggml_backend_dev_type(dev)) {
         case GGML_BACKEND_DEVICE_TYPE_CPU:
@@ -70,6 +59,17 @@ const char * kind_name(ggml_backend_dev_t dev) {
 }
 
 }  // namespace
+
+ggml_backend_dev_t sdsage::chosen_device() {
+    known_devices();
+    for (ggml_backend_dev_t dev :
+         { requested(), ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU), ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU) }) {
+        if (dev != nullptr) {
+            return dev;
+        }
+    }
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+}
 
 // Called by upstream's sd_get_default_backend (edits, group "device").
 ggml_backend_t sdsage_requested_backend() {
@@ -110,7 +110,7 @@ bool sdsage_set_device(const char * name) {
 
 void sdsage_get_sage(enum sd_sage_kernel_t kernel, sdsage_sage_t * sage) {
     static thread_local sdsage::SageInfo info;
-    info           = sdsage::sage_info(chosen_device(), static_cast<sage_kernel>(kernel));
+    info           = sdsage::chosen_sage(static_cast<sage_kernel>(kernel));
     const auto & c = info.choice;
     *sage          = { info.why.empty(),
                        c.emulated != 0,

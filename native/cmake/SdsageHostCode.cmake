@@ -1,0 +1,47 @@
+# For which CPU the engine is compiled, and whether it is optimised once more when it is linked.
+#   SDSAGE_NATIVE   (CMake value, then environment) ON: every instruction of this machine's CPU; OFF: those that ggml takes for
+#                   granted, for a library that travels; a name: -march=NAME, as x86-64-v2 for older CPUs
+#   SDSAGE_LTO      link-time optimisation of the host's code
+# Sets GGML_NATIVE, and SDSAGE_MARCH: native, a name, or nothing.
+set(sdsage_native "${SDSAGE_NATIVE}")
+if(sdsage_native STREQUAL "")
+  set(sdsage_native "$ENV{SDSAGE_NATIVE}")
+endif()
+if(sdsage_native STREQUAL "")
+  set(sdsage_native ON)
+  if(DEFINED ENV{CIBUILDWHEEL})
+    set(sdsage_native OFF)  # this wheel travels
+  endif()
+endif()
+set(SDSAGE_MARCH "")
+string(TOUPPER "${sdsage_native}" sdsage_switch)
+if(sdsage_switch MATCHES "^(ON|1|TRUE|YES|NATIVE)$")
+  set(SDSAGE_MARCH native)
+elseif(NOT sdsage_switch MATCHES "^(OFF|0|FALSE|NO)$")
+  set(SDSAGE_MARCH "${sdsage_native}")
+  include(CheckCXXCompilerFlag)
+  string(MAKE_C_IDENTIFIER "sdsage_has_march_${SDSAGE_MARCH}" sdsage_has_march)
+  check_cxx_compiler_flag("-march=${SDSAGE_MARCH}" ${sdsage_has_march})
+  if(NOT ${sdsage_has_march})
+    message(FATAL_ERROR "sdsage: SDSAGE_NATIVE is ${sdsage_native}: ON, OFF, or a name that ${CMAKE_CXX_COMPILER} takes as -march=NAME is allowed")
+  endif()
+  # the name alone says what there is; ggml has switches for each set of instructions beside it
+  foreach(set IN ITEMS SSE42 AVX AVX_VNNI AVX2 BMI2 FMA F16C AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16 AMX_TILE AMX_INT8 AMX_BF16)
+    set(GGML_${set} OFF)
+  endforeach()
+endif()
+if(SDSAGE_MARCH STREQUAL "native")
+  set(GGML_NATIVE ON)
+else()
+  set(GGML_NATIVE OFF)
+endif()
+
+option(SDSAGE_LTO "link-time optimisation of the host's code" OFF)
+if(SDSAGE_LTO)
+  include(CheckIPOSupported)
+  check_ipo_supported(RESULT sdsage_has_lto OUTPUT sdsage_lto_problem LANGUAGES C CXX)
+  if(NOT sdsage_has_lto)
+    message(FATAL_ERROR "sdsage: SDSAGE_LTO is ON, and this compiler can't: ${sdsage_lto_problem}")
+  endif()
+  set(CMAKE_INTERPROCEDURAL_OPTIMIZATION ON)
+endif()
