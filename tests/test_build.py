@@ -212,3 +212,38 @@ def test_building_again_compiles_nothing() -> None:
     done = subprocess.run(["cmake", "--build", BUILD], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]
     assert "no work to do" in done.stdout
+
+
+def configured(build: Path, tree: Path, archs: str) -> None:
+    """The CUDA engine in a build folder, with architectures from the environment."""
+    env = {**os.environ, "CUDAARCHS": "", "SDSAGE_CUDA_ARCHS": archs, "SDSAGE_UPSTREAM_DIR": str(tree)}
+    options = ["-G", "Ninja", "-DSD_CUDA=ON", "-DSD_WEBP=OFF", "-DSD_WEBM=OFF"]
+    done = subprocess.run(["cmake", "-S", ROOT, "-B", build, *options], capture_output=True, text=True, env=env)
+    if "sdsage: no CUDA compiler" in done.stderr:
+        pytest.skip("no CUDA compiler with cuBLAS here: make cuda-glue installs one")
+    assert done.returncode == 0, done.stderr
+
+
+def test_other_architectures_in_one_build_folder_compile_again(tmp_path: Path, upstream_tree: Path) -> None:
+    """Of ggml-cuda and of the kernels, one small file of each; the same ones do not."""
+
+    def ninja(*words: str | Path) -> str:
+        command = ["ninja", "-C", tmp_path, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    configured(tmp_path, upstream_tree, "80")
+    targets = ninja("-t", "targets", "all").splitlines()
+    names = [line.partition(":")[0] for line in targets]
+    (ours,) = [name for name in names if name.endswith("/sage_cuda.dir/src/api.cu.o")]
+    (ggmls,) = [name for name in names if name.endswith("/ggml-cuda.dir/arange.cu.o")]
+    files = (ours, ggmls)
+    ninja(*files)
+    configured(tmp_path, upstream_tree, "80")
+    assert "no work to do" in ninja(*files)
+    configured(tmp_path, upstream_tree, "86;90")
+    again = ninja("-v", *files)
+    for file, archs in ((ours, ("86", "90a")), (ggmls, ("86", "90"))):
+        (line,) = [line for line in again.splitlines() if f"-o {file}" in line]
+        assert [w for w in line.split() if "generate-code" in w] == [
+            f'"--generate-code=arch=compute_{a},code=[sm_{a}]"' for a in archs
+        ]

@@ -1,9 +1,12 @@
 """Whether the code of a build fits where it runs: the GPU's architecture, the ggml that is loaded, SageAttention."""
 
+import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from conftest import BUILD
+from conftest import BUILD, PACKAGE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +32,7 @@ def test_the_engine_and_doctor_agree_on_which_gpus_code_runs(architectures: str)
 
 
 def test_a_gpu_without_code_is_refused_with_the_list_and_the_command() -> None:
-    """ggml-cuda's own kernels; a real GPU: tests/test_gpu_engine.py."""
+    """ggml-cuda's own kernels."""
     text = told("device", "cuda:0 (A card)", 86, "89-real 90a-real")
     assert text.startswith("this build can't run on cuda:0 (A card): the GPU has compute capability 8.6")
     assert "there is code for 89-real 90a-real only" in text
@@ -65,3 +68,22 @@ def test_another_ggml_is_noticed_by_the_size_of_its_tensors() -> None:
     text = told("ggml", 336, 400)
     assert "a tensor has 336 bytes there and 400 here" in text
     assert "GGML_MAX_NAME" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    "SDSAGE_FOREIGN_LIB_DIR" not in os.environ,
+    reason="SDSAGE_FOREIGN_LIB_DIR names no library that was built for other GPUs than this machine's",
+)
+def test_a_gpu_that_the_library_has_no_code_for(tmp_path: Path) -> None:
+    """Context creation fails with the list; nothing aborts, and nothing is written."""
+    env = {**os.environ, "PYTHONPATH": PACKAGE, "SDSAGE_LIB_DIR": os.environ["SDSAGE_FOREIGN_LIB_DIR"]}
+    for more in ([], ["--sage-attn"]):
+        words = ["img-gen", "--preset", "tiny-flux", "-W", "64", "-H", "64", "--steps", "1", "-p", "a cat", *more]
+        command = [sys.executable, "-P", "-m", "sdsage", *words, "-o", str(tmp_path / "a.png")]
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        assert done.returncode == 1
+        assert "the GPU has compute capability" in done.stderr
+        assert "SDSAGE_CUDA_ARCHS=" in done.stderr
+        assert "kernel image" not in done.stderr
+    assert not [*tmp_path.iterdir()]

@@ -11,6 +11,7 @@ endif()
 set(SDSAGE_GGML patched)
 if(SD_USE_SYSTEM_GGML)
   set(SDSAGE_GGML system)
+  set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # it may lie outside the folders of the system
 elseif(SD_USE_UPSTREAM_GGML OR SD_HIPBLAS OR SD_MUSA)
   set(SDSAGE_GGML upstream)  # ROCm and MUSA compile the files that our edits for CUDA are in
 endif()
