@@ -93,6 +93,17 @@ def test_options_that_exclude_each_other(backends: Project) -> None:
         assert "Metal is a part of macOS" in backends.refusal("SD_METAL=ON", "SD_USE_UPSTREAM_GGML=OFF")
 
 
+@pytest.mark.skipif(shutil.which("glslc") is None, reason="Vulkan's tools are not installed")
+def test_vulkan_is_passed_on(upstream_tree: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "SDSAGE_UPSTREAM_DIR": str(upstream_tree)}
+    options = ["-G", "Ninja", "-DSD_VULKAN=ON", "-DSD_WEBP=OFF", "-DSD_WEBM=OFF"]
+    subprocess.run(["cmake", "-S", ROOT, "-B", tmp_path, *options], check=True, capture_output=True, env=env)
+    commands = (tmp_path / "compile_commands.json").read_text()
+    assert "ggml-vulkan.cpp" in commands
+    assert "-DGGML_USE_VULKAN" in commands
+    assert "ggml-cuda" not in commands
+
+
 # ---- SD_USE_SYSTEM_GGML
 
 

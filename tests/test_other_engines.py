@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,9 @@ def built(name: str, *options: str, targets: tuple[str, ...] = ()) -> Path:
 @pytest.fixture(scope="module")
 def upstream_lto() -> Path:
     options = ("-DSD_USE_UPSTREAM_GGML=ON", "-DSDSAGE_LTO=ON", "-DSDSAGE_BUILD_SD_SERVER=ON")
-    return built("upstream-lto", *options, targets=("sd-server",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SDSAGE_UPSTREAM_DIR", raising=False)  # that tree may carry the edits that are left out here
+        return built("upstream-lto", *options, targets=("sd-server",))
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +113,11 @@ def model_options(files: dict[str, str]) -> list[str]:
     ]
 
 
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture
 def server(upstream_lto: Path, preset_files: Any) -> Iterator[str]:
     """sd-server with the tiny Flux on this machine's own address."""
@@ -133,6 +141,8 @@ def server(upstream_lto: Path, preset_files: Any) -> Iterator[str]:
             pytest.fail("".join(said))
         drain = threading.Thread(target=process.stdout.read, daemon=True)
         drain.start()
+        while process.poll() is None and not is_open(port):  # it says so just before it is
+            time.sleep(0.1)
         yield f"http://127.0.0.1:{port}"
         process.terminate()
         drain.join()
