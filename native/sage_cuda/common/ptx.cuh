@@ -26,7 +26,12 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], u
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+// Where there is E4M3: from 8.9 on, and for compilers from CUDA 12.4 on (PTX ISA 8.4), which the chooser asks for too.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1204
+#define SAGE_E4M3
+#endif
+
+#if !defined(__CUDA_ARCH__) || defined(SAGE_E4M3)
 // A 16x32, B 32x8, E4M3, accumulated in FP32
 __device__ __forceinline__ void mma_e4m3(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

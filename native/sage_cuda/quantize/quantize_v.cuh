@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(QUANT_THREADS) quantize_v_f16(const __grid_con
 // One thread reads the keys 2j, 2j+1, 2j+8, 2j+9 of a group of 16: four codes a channel, one word; a tile is 16 words a channel.
 template <int D, class T>
 __device__ __forceinline__ void v_to_e4m3(const QuantParams & p, int64_t bh, int tile, uint32_t * words) {
-#if __CUDA_ARCH__ >= 890
+#if defined(SAGE_E4M3)
     constexpr int V = VEC<T>, LANES = D / V, SETS = QUANT_THREADS / LANES < 16 ? QUANT_THREADS / LANES : 16, N = 16 / SETS * 4;
     const int b = int(bh / p.kv_heads), h = int(bh % p.kv_heads);
     const int set = threadIdx.x / LANES, lane = threadIdx.x % LANES, c = lane * V;
