@@ -15,6 +15,19 @@ ALL = "80 86 89 90a 100a 103a 110a 120a 121a"
 EMULATED = {90, 100, 103, 110}  # e4m3 mma.sync is native on SM89 and SM12x alone
 
 
+HOPPER = "80 86 87 89 90a"
+BLACKWELL = f"{HOPPER} 100a 120a"
+NEWEST = f"{HOPPER} 100a 103a 120a 121a"
+# The most that a build with each toolkit can hold, as docs/builds.md has it for those that were tried.
+KNOWN = {
+    **dict.fromkeys((12000, 12010, 12020, 12030, 12040, 12050, 12060), HOPPER),
+    12080: BLACKWELL,
+    **dict.fromkeys((12090, 13000, 13010, 13020, 13030, 13040, 13050), NEWEST),
+}
+# The toolkit to rebuild with, in the words of the choice, for the kernel that is chosen instead of a better one.
+REBUILD = {"fp16": "12.4", "fp8": "12.8"}
+
+
 def expected(cc: int, toolkit: int) -> str | None:
     """The table, row by row."""
     if cc >= 89 and cc != 90 and toolkit >= 12080:
@@ -47,6 +60,35 @@ def test_the_selection_table(cc: int, toolkit: int) -> None:
         assert "fp16" in choice.why_not_better
     assert bool(choice.why_not_better) == (want != "fp8++" or choice.emulated)
     assert choice.workspace % 256 == 0
+
+
+@pytest.mark.parametrize("toolkit", KNOWN)
+@pytest.mark.parametrize("cc", [80, 86, 87, 89, 90, 100, 103, 120, 121])
+def test_the_table_for_all_that_a_toolkit_can_build(cc: int, toolkit: int) -> None:
+    """What runs, and with which toolkit to build again for what is better."""
+    choice = ask(cc, toolkit, architectures=KNOWN[toolkit])
+    if str(cc) not in KNOWN[toolkit].replace("a", "").split():
+        assert not choice.supported
+        assert "not compiled for this GPU's architecture" in choice.reason
+        return
+    want = expected(cc, toolkit)
+    assert choice.supported
+    assert choice.kernel == want
+    if cc < 89:
+        assert "8.9 or newer" in choice.why_not_better
+    elif want == "fp8++" or (cc == 90 and want == "fp8"):
+        assert "build" not in choice.why_not_better
+    else:
+        assert f"CUDA {REBUILD[want]} or newer: build them with a newer toolkit" in choice.why_not_better
+
+
+@pytest.mark.parametrize("toolkit", KNOWN)
+@pytest.mark.parametrize(("kernel", "first"), [("fp8", 12040), ("fp8++", 12080)])
+def test_a_pinned_kernel_names_the_toolkit_it_needs(kernel: str, first: int, toolkit: int) -> None:
+    choice = ask(89, toolkit, kernel, KNOWN[toolkit])
+    assert choice.supported == (toolkit >= first)
+    if not choice.supported:
+        assert f"{kernel} needs kernels compiled with CUDA {first // 1000}.{first // 10 % 100}" in choice.reason
 
 
 @pytest.mark.parametrize("toolkit", [12000, 12040, 12080, 13000])
