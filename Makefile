@@ -20,7 +20,7 @@ GET_CUDA := $(CUDA_TOOLKIT) --system > /dev/null || pip install --quiet --disabl
 GET_CUBLAS := $(CUDA_TOOLKIT) --system --cublas > /dev/null || pip install --quiet --disable-pip-version-check --group cuda-engine
 WITH_NVCC := nvcc=$$($(CUDA_TOOLKIT) --into build/cuda) && CUDACXX=$$nvcc
 
-.PHONY: demo test retest test-slow lint types format native kernels kernels-all cuda-glue bump-check docs clean
+.PHONY: demo test retest test-slow lint types format native kernels kernels-all cuda-glue bump-check wheel wheel-cpu wheel-cuda test-wheel test-sdist docs clean
 
 demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
@@ -92,6 +92,31 @@ bump-check:
 	@test -n "$(UPSTREAM)" || (echo "make bump-check UPSTREAM=...: a source package, or a checkout of stable-diffusion.cpp"; exit 2)
 	$(PYTHON) native/ggml-patched/bump_check.py "$(UPSTREAM)"
 
+# The wheels that travel, with SHA256SUMS and manifest.json in dist/ (docs/wheels.md). The one for CUDA has every architecture
+# unless SDSAGE_CUDA_ARCHS names some. WHEEL_OPTIONS=--dirty builds with files that are not committed.
+wheel: $(VENV)/wheel-tools
+	@$(GET_CUBLAS)
+	python tools/make_wheels.py $(WHEEL_OPTIONS) cpu cuda
+
+wheel-cpu: $(VENV)/wheel-tools
+	python tools/make_wheels.py $(WHEEL_OPTIONS) cpu
+
+wheel-cuda: $(VENV)/wheel-tools
+	@$(GET_CUBLAS)
+	python tools/make_wheels.py $(WHEEL_OPTIONS) cuda
+
+# Installs a wheel into an empty virtual environment and runs the tests there: make test-wheel WHEEL=dist/....whl
+test-wheel:
+	@test -n "$(WHEEL)" || (echo "make test-wheel WHEEL=...: a wheel, as make wheel-cpu leaves it in dist/"; exit 2)
+	$(PYTHON) tools/try_wheel.py "$(WHEEL)" -n auto --dist worksteal
+
+# The source package builds a wheel where nothing of the checkout is, and that wheel passes the same tests.
+test-sdist: $(VENV)/wheel-tools
+	rm -rf build/sdist
+	python tools/make_wheels.py $(WHEEL_OPTIONS) --into build/sdist sdist
+	SDSAGE_NATIVE=OFF pip wheel --quiet --disable-pip-version-check --no-deps -w build/sdist build/sdist/*.tar.gz
+	$(PYTHON) tools/try_wheel.py build/sdist/*.whl -n auto --dist worksteal
+
 docs: $(VENV)/installed
 	python -m sdsage.cli.docs > docs/cli.md
 
@@ -104,6 +129,10 @@ $(VENV)/build-tools: pyproject.toml
 
 $(VENV)/dev: $(VENV)/build-tools
 	pip install --quiet --disable-pip-version-check --group dev
+	touch $@
+
+$(VENV)/wheel-tools: $(VENV)/build-tools
+	pip install --quiet --disable-pip-version-check --group wheel
 	touch $@
 
 $(VENV)/installed: $(VENV)/build-tools $(SOURCES)

@@ -166,7 +166,7 @@ def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version  # 30 ms, which `sdsage --help` has no use for
 
     try:
-        return version("sdsage")
+        return version("sdsage").partition("+")[0]  # +cu130 tells wheels of one version apart
     except PackageNotFoundError:  # a checkout that is not installed
         return "0+unknown"
 

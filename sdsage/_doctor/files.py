@@ -35,7 +35,7 @@ def look(report: Report) -> None:
     except (ImportError, OSError, UnicodeDecodeError) as error:
         missing = not (paths[0].is_file() and paths[1].is_file())
         report.add(Level.ERROR, "library-missing" if missing else "library-abi", str(error), reinstall(report))
-    theirs, ours = (report.facts["build"] or {}).get("version"), installed("sdsage")
+    theirs, ours = (report.facts["build"] or {}).get("version"), installed("sdsage").partition("+")[0]
     if theirs and ours and theirs != ours:
         text = f"{paths[0]} is of version {theirs}, and the package of {ours}"
         report.add(Level.WARNING, "version-differs", text, reinstall(report))
