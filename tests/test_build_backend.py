@@ -1,6 +1,7 @@
 """The build backend: what a build asks for and switches on, with SDSAGE_CUDA and without."""
 
 import os
+import subprocess
 import sys
 import tarfile
 import tomllib
@@ -92,9 +93,32 @@ def test_no_wheel_requires_cuda_unless_the_extra_is_asked_for(
     assert all("extra ==" in r and "cuda" in r for r in nvidia)
 
 
-def test_the_source_package_carries_its_backend(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / backend.build_sdist(str(tmp_path))) as tar:
-        names = {name.partition("/")[2] for name in tar.getnames()}
+@pytest.fixture(scope="module")
+def in_source_package(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Names of the files in the source package."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        name = backend.build_sdist(str(folder))
+    with tarfile.open(folder / name) as tar:
+        return {member.name.partition("/")[2] for member in tar.getmembers() if member.isfile()}
+
+
+def test_the_source_package_carries_its_backend(in_source_package: set[str]) -> None:
     (folder,) = PROJECT["build-system"]["backend-path"]
-    assert {f"{folder}/{PROJECT['build-system']['build-backend']}.py", f"{folder}/cuda_toolkit.py"} <= names
-    assert f"{folder}/SdsageCuda.cmake" in names
+    assert {f"{folder}/{PROJECT['build-system']['build-backend']}.py", f"{folder}/cuda_toolkit.py"} <= in_source_package
+    assert f"{folder}/SdsageCuda.cmake" in in_source_package
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only a checkout knows which files are its own")
+def test_the_source_package_has_every_file_and_no_build(in_source_package: set[str]) -> None:
+    """`make test-sdist` builds a wheel from it and runs the tests with that."""
+
+    def listed(*options: str) -> set[str]:
+        done = subprocess.run(
+            ["git", "-C", ROOT, "ls-files", "-z", *options], capture_output=True, text=True, check=True
+        )
+        return {name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()}
+
+    assert listed() - in_source_package == {".ci/run"}
+    assert in_source_package - listed() - listed("--others", "--exclude-standard") == {"PKG-INFO"}
