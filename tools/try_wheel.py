@@ -26,6 +26,7 @@ LEFT_OUT = (
     "test_gpu_engine.py",
     "test_make_wheels.py",
     "test_native.py",
+    "test_packaging.py",
     "test_philox.py",
     "test_sage_engine.py",
     "test_second_engine.py",
