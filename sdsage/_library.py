@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 PACKAGE_LIBRARY_DIR = Path(__file__).parent / "_lib"
 
 

@@ -20,10 +20,13 @@ _RECORDS = {
     "Checkpoint": "checkpoint",
     "Device": "_job",
     "Fault": "_fault",
+    "Measured": "_attention.problem",
     "Preview": "_job",
+    "Problem": "_attention.problem",
     "Progress": "_job",
     "Result": "context",
     "SageInfo": "_job",
+    "Sample": "_attention.problem",
     "Step": "_job",
     "Timings": "context",
 }

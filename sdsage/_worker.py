@@ -85,6 +85,12 @@ def _sage_info(kernel: Any, device: str | None) -> Any:
     return sage_info(kernel, device)
 
 
+def _attention(problem: Any, methods: Any, device: str | None, repeats: int, sample: Any) -> Any:
+    from sdsage._attention.engine import measure
+
+    return measure(problem, methods, device, repeats, sample)
+
+
 def _loaded_files() -> Any:
     from sdsage._doctor.child import loaded_files
 
@@ -99,6 +105,7 @@ def _convert(*args: Any, **kwargs: Any) -> Any:
 
 # What a program may ask for beside objects and their methods.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "attention": _attention,
     "build_info": _build_info,
     "check_memory": _check_memory,
     "check_sage": _check_sage,

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "attention.h"
+#include "attention_run.h"
 #include "sdsage_test.h"
 
 namespace {
@@ -34,10 +34,15 @@ float round_e4m3(float x) {  // nearest even, saturating, subnormal step 2^-9
 
 // One head's rows, [token][channel].
 std::vector<float> rows_of(const sage_tensor & t, int64_t tokens, int64_t dim, int64_t batch, int64_t head) {
-    const float * from = static_cast<const float *>(t.data) + batch * t.batch_stride + head * t.head_stride;
+    const int64_t from = batch * t.batch_stride + head * t.head_stride;
     std::vector<float> rows(tokens * dim);
     for (int64_t i = 0; i < tokens; i++) {
-        std::copy_n(from + i * t.token_stride, dim, &rows[i * dim]);
+        const int64_t at = from + i * t.token_stride;
+        if (t.dtype == SAGE_F16) {
+            ggml_fp16_to_fp32_row(static_cast<const ggml_fp16_t *>(t.data) + at, &rows[i * dim], dim);
+        } else {
+            std::copy_n(static_cast<const float *>(t.data) + at, dim, &rows[i * dim]);
+        }
     }
     return rows;
 }
@@ -133,9 +138,10 @@ void one_head(const sage_attn_desc & a, int64_t batch, int64_t head) {
     float s[TILE];
     for (int64_t i = 0; i < a.lq; i++) {
         float top = -INFINITY, sum = 0.f;
+        const int64_t keys = a.causal ? std::min(a.lk, i + 1 + a.lk - a.lq) : a.lk;
         std::fill(sum_pv.begin(), sum_pv.end(), 0.f);
-        for (int64_t at = 0; at < a.lk; at += TILE) {
-            const int64_t n = std::min<int64_t>(TILE, a.lk - at);
+        for (int64_t at = 0; at < keys; at += TILE) {
+            const int64_t n = std::min<int64_t>(TILE, keys - at);
             float highest   = top;
             for (int64_t j = 0; j < n; j++) {
                 const float *x = &q8.code[i * dim], *y = &k8.code[(at + j) * dim];
@@ -175,12 +181,16 @@ void one_head(const sage_attn_desc & a, int64_t batch, int64_t head) {
     }
 }
 
-void compute(ggml_tensor * node, int ith, int nth, void *) {
-    sage_attn_desc desc;
-    GGML_ASSERT(read_sage_node(node, &desc));
+void some_heads(const sage_attn_desc & desc, int ith, int nth) {
     for (int64_t h = ith; h < int64_t(desc.batch) * desc.heads; h += nth) {
         one_head(desc, h / desc.heads, h % desc.heads);
     }
+}
+
+void compute(ggml_tensor * node, int ith, int nth, void *) {
+    sage_attn_desc desc;
+    GGML_ASSERT(read_sage_node(node, &desc));
+    some_heads(desc, ith, nth);
 }
 
 sage_status query(int, sage_device * device) {
@@ -188,9 +198,25 @@ sage_status query(int, sage_device * device) {
     return SAGE_OK;
 }
 
+// Quantizing is no part of its own here, and nothing is left in the workspace.
+sage_status run_parts(const sage_attn_desc * desc, void *, size_t, void *, int parts) {
+    sage_attn_choice choice = {};
+    choice.struct_size      = sizeof(choice);
+    if (sage_attn_choose(desc, &pretended, &choice) != SAGE_OK || !choice.supported) {
+        return SAGE_UNSUPPORTED;
+    }
+    sage_attn_desc chosen = *desc;
+    chosen.kernel         = choice.kernel;
+    if (parts & 2) {
+        some_heads(chosen, 0, 1);
+    }
+    return SAGE_OK;
+}
+
 void catch_nothing(std::string *) {}  // arithmetic does not fail
 
-const sdsage::SageBackend on_cpu = { catch_nothing, query, sage_attn_choose, sage_last_error };
+const sdsage::SageBackend on_cpu         = { catch_nothing, query, sage_attn_choose, sage_last_error };
+const sdsage::SageLibrary library_on_cpu = { sage_attn_choose, run_parts, sage_last_error };
 
 std::map<std::string, int> neighbours;
 
@@ -235,9 +261,11 @@ void sdsage_test_sage_cpu(int compute_capability, int toolkit, const char * arch
     pretended               = { compute_capability, toolkit, pretended_architectures.c_str() };
     if (compute_capability > 0) {
         sdsage::set_cpu_sage(&on_cpu, compute);
+        sdsage::set_cpu_sage_library(&library_on_cpu);
         sdsage::set_graph_probe(look_at);
     } else {
         sdsage::set_cpu_sage(nullptr, nullptr);
+        sdsage::set_cpu_sage_library(nullptr);
         sdsage::set_graph_probe(nullptr);
     }
 }

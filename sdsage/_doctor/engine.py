@@ -36,7 +36,7 @@ class Questions:
     def __init__(self) -> None:
         from sdsage._supervisor import Worker
 
-        self._quiet = _Collector()
+        self._quiet = Collector()
         self._quiet.attach()
         self._worker = Worker(hang_after=PATIENCE)
         self._late = False
@@ -70,7 +70,7 @@ class Questions:
         return [*dict.fromkeys([*self._quiet.lines, *self._worker.last_words])]
 
 
-class _Collector(logging.Handler):
+class Collector(logging.Handler):
     """What nobody listens to would go to stderr, between the lines of the report."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 /* sdsage: what libsdsage offers beside stable-diffusion.cpp's own C API (stable-diffusion.h), in C11.
  *
- * One native job (new_sd_ctx, generate_*, upscale, convert, sdsage_decode) runs at a time per process; a second caller waits.
- * No C++ exception leaves any function. Strings and arrays that a function returns are freed with sdsage_free, unless it says
+ * One native job (new_sd_ctx, generate_*, upscale, convert, sdsage_decode, sdsage_run_attention) runs at a time per process; a second
+ * caller waits. No C++ exception leaves any function. Strings and arrays that a function returns are freed with sdsage_free, unless it says
  * "static".
  */
 #ifndef SDSAGE_H
@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define SDSAGE_ABI_VERSION 2
+#define SDSAGE_ABI_VERSION 3
 
 /* Why the last job of this thread ended. */
 enum sdsage_status_t {
@@ -125,6 +125,42 @@ typedef struct {
 
 SD_API int sdsage_attention_count(void);
 SD_API bool sdsage_get_attention(int index, sdsage_attention_t * attention);
+
+/* One attention alone, for checking and timing: softmax(q k^T / sqrt(head_dim) + bias) v. Arrays are contiguous, the last index
+ * fastest; q, k and v are float, or with `half` FP16. */
+typedef struct {
+    int64_t batch;
+    int64_t heads;    /* of q; a multiple of kv_heads */
+    int64_t kv_heads; /* of k and v */
+    int64_t lq;       /* query tokens */
+    int64_t lk;       /* key tokens */
+    int64_t head_dim;
+    bool causal; /* query i sees keys 0 .. i + lk - lq */
+    bool half;
+    const void * q;     /* [batch, heads, lq, head_dim] */
+    const void * k;     /* [batch, kv_heads, lk, head_dim] */
+    const void * v;     /* [batch, lk, kv_heads, head_dim] */
+    const float * bias; /* [lk], added to the scores of each key; -inf masks it. NULL: none */
+} sdsage_attention_problem_t;
+
+/* A way to compute it. The first four fields are the caller's, the others are set; texts are static until the next call on this
+ * thread. */
+typedef struct {
+    const char * method;       /* "plain" (mul_mat, soft_max, mul_mat), "flash" (ggml's FlashAttention), or SageAttention's "auto",
+                                  "fp16", "fp8", "fp8++" */
+    float * out;               /* [batch, lq, heads, head_dim], of the last repeat; NULL: not wanted */
+    double * seconds;          /* [repeats], of the computation alone; NULL: not wanted */
+    double * quantize_seconds; /* [repeats], of SageAttention's quantizers by themselves, 0 for the others; NULL: not wanted */
+    const char * kernel;       /* what ran: "plain", "flash", "fp16", "fp8", "fp8++"; "" where none did */
+    const char * why;          /* why it does not run for this shape on this device; "" when it did */
+    bool emulated;             /* the kernel's FP8 instructions are emulated on this GPU */
+} sdsage_attention_method_t;
+
+/* Runs every method `repeats` times, by turns, after two rounds to get warm, on the device that a context of this thread would get.
+ * The graphs are those that the models build, casts included; SageAttention with a causal mask or FP16 inputs, which no model has,
+ * is run by its kernels' library. Output that a kernel does not write is NaN. False, and sdsage_last_error: the arguments can't be
+ * used, SageAttention can't run on this device, or a computation failed. */
+SD_API bool sdsage_run_attention(const sdsage_attention_problem_t * problem, sdsage_attention_method_t * methods, int count, int repeats);
 
 /* The structs as one JSON object; img or vid may be NULL. */
 SD_API char * sdsage_params_json(const sd_ctx_params_t * ctx, const sd_img_gen_params_t * img, const sd_vid_gen_params_t * vid);

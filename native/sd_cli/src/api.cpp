@@ -10,6 +10,7 @@
 #endif
 
 #include "attention.h"
+#include "attention_run.h"
 #include "coverage.h"
 #include "ggml.h"
 #include "job.h"
@@ -224,6 +225,10 @@ bool sdsage_get_attention(int index, sdsage_attention_t * attention) {
     const AttentionCount & a = all[static_cast<size_t>(index)];
     *attention               = { a.module, a.kernel.c_str(), a.why.c_str(), a.calls };
     return true;
+}
+
+bool sdsage_run_attention(const sdsage_attention_problem_t * problem, sdsage_attention_method_t * methods, int count, int repeats) {
+    return run(false, [&] { return run_attention(*problem, methods, count, repeats); }, keep);
 }
 
 void sdsage_keep_latents(bool keep) { next_request().keep = keep; }

@@ -1,0 +1,27 @@
+"""attention_worker.py [broken]: `sdsage verify` on kernels that are computed on the CPU, in this process; prints its report.
+
+For test_verify.py; it needs the test library (SDSAGE_LIB_DIR). A process of its own, because a process loads one
+libsdsage.
+"""
+
+import json
+import sys
+from typing import Any
+
+from sdsage._attention.verify import examine
+from sdsage._ffi import lib
+from sdsage._worker import FUNCTIONS
+
+
+def main() -> None:
+    lib.sdsage_test_sage_cpu(120, 13000, b"120a")
+    lib.sdsage_test_break_sage("broken" in sys.argv)
+
+    def ask(function: str, *args: Any) -> Any:
+        return FUNCTIONS[function](*args)
+
+    print(json.dumps(examine(ask, "cpu", quick=True).as_json()))
+
+
+if __name__ == "__main__":
+    main()
