@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import random_models
 from step import Memory
 
 import sdsage
+from sdsage._bench import random_models
 from sdsage._estimate import CONTEXT, ERROR, Way, estimate
 
 RESULT = Path(__file__).parent / "results" / "memory.json"

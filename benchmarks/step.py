@@ -12,7 +12,6 @@ by kernel (benchmarks/cupti), each method in a process of its own. Results go to
 import argparse
 import itertools
 import json
-import math
 import os
 import re
 import signal
@@ -27,9 +26,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import random_models
 
 import sdsage
+from sdsage._bench import random_models
+from sdsage._bench.quality import psnr
 
 HERE = Path(__file__).parent
 METHODS: dict[str, dict[str, Any]] = {
@@ -130,11 +130,6 @@ def figures(run: dict[str, Any]) -> dict[str, Any]:
         **{k: round(v, 3) for k, v in run.get("seconds", {}).items()},
         **({"attention": run["attention"]} if "attention" in run else {}),
     }
-
-
-def psnr(a: Any, b: Any, peak: float) -> float | None:
-    error = float(np.mean((a.astype(np.float64) - b) ** 2))
-    return round(10 * math.log10(peak**2 / error), 1) if error else None
 
 
 def frame_statistics(a: dict[str, Any], b: dict[str, Any]) -> dict[str, float]:

@@ -1,7 +1,6 @@
-"""attention_worker.py [broken]: `sdsage verify` on kernels that are computed on the CPU, in this process; prints its report.
+"""attention_worker.py [broken]: prints what `sdsage verify` finds of kernels that are computed on the CPU.
 
-For test_verify.py; it needs the test library (SDSAGE_LIB_DIR). A process of its own, because a process loads one
-libsdsage.
+For test_verify.py, with the test library (SDSAGE_LIB_DIR); in this process, as the worker has no such kernels.
 """
 
 import json

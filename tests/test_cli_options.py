@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sdsage import _library, params
 from sdsage.cli import docs
-from sdsage.cli.app import VERBS, build_app
+from sdsage.cli.app import BENCHES, VERBS, build_app
 from sdsage.cli.option import GENERATE, Kind, Option
 from sdsage.cli.options import REMOVED, RENAMED, TABLE, by_key, of_verb
 
@@ -36,7 +36,7 @@ def native_names() -> dict[str, str | None]:
 
 @cache
 def help_of(verb: str) -> str:
-    result = CliRunner().invoke(build_app(only=verb), [verb, "--help"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(build_app(only=verb.split()[0]), [*verb.split(), "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     return result.stdout
 
@@ -55,7 +55,7 @@ def test_every_option_of_sd_cli_is_taken(verb: str) -> None:
             assert spellings[short] is spellings[long]
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*VERBS, *BENCHES])
 def test_spellings_are_unique(verb: str) -> None:
     names = [name for option in of_verb(verb) for name in option.names]
     names += [o.name.replace("--", "--no-") for o in of_verb(verb) if o.kind is Kind.SWITCH]
@@ -73,10 +73,10 @@ def test_help_has_sentence_unit_and_default(option: Option) -> None:
         assert "".join(sentence.split()) in "".join(help_of(verb).split())  # lines break at hyphens too
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*VERBS, *BENCHES])
 def test_help_has_an_example_and_panels(verb: str) -> None:
     text = help_of(verb)
-    assert "".join(VERBS[verb].example.split()) in "".join(text.split())
+    assert "".join((VERBS | BENCHES)[verb].example.split()) in "".join(text.split())
     titles = re.findall(r"^(\S.*):$", text, flags=re.MULTILINE)
     assert titles == list(dict.fromkeys(o.panel for o in of_verb(verb)))
 

@@ -36,7 +36,7 @@ def offered(bash: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["sdsage", ""], [*VERBS, "models", "config", "completion", "--help", "--version"]),
+        (["sdsage", ""], [*VERBS, "models", "bench", "config", "completion", "--help", "--version"]),
         (["sdsage", "vid"], ["vid-gen"]),
         (["sdsage", "vid-gen", "--schedu"], ["--scheduler"]),
         (["sdsage", "vid-gen", "--scheduler", ""], list(by_key()["scheduler"].choices)),

@@ -166,8 +166,7 @@ def test_graph_cuts(files: dict[str, str], show: list[str]) -> None:
 @pytest.fixture(scope="module")
 def unet() -> str:
     """Stable Diffusion 1.5 with random weights."""
-    sys.path.append(str(ROOT / "benchmarks"))
-    import random_unet
+    from sdsage._bench import random_unet
 
     return str(random_unet.make(ROOT / "build" / "random-models" / "sd15.safetensors"))
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from hypothesis import strategies as st
 
 import sdsage
 from sdsage import BadRequest
+from sdsage._bench import random_models
 from sdsage._budget import budget_bytes, check, choose, options, ways
 from sdsage._estimate import CONTEXT, ERROR, Estimate, Module, Way, estimate
 from sdsage.tiny import gguf, safetensors, umt5, wan, wan_vae
 from sdsage.tiny.tensors import Tensor
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import random_models
 
 GIB, MIB = 2**30, 2**20
 PLAIN = Way(False, False)
@@ -41,7 +38,7 @@ def sparse(path: Path, tensors: list[Tensor], architecture: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Wan 14B and 1.3B with their text encoder and VAE, in the formats of benchmarks/random_models.py."""
+    """Wan 14B and 1.3B with their text encoder and VAE, in the formats of sdsage/_bench/random_models.py."""
     folder = tmp_path_factory.mktemp("stock")
     return {
         **{n: sparse(folder / f"{n}.gguf", wan.wan(16, 16, size), "wan") for n, size in random_models.WAN.items()},

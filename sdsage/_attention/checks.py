@@ -3,13 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from sdsage._attention import DEFAULT_SEED, GGML, METHODS
 from sdsage._attention.accuracy import FEW_OUTPUTS, LIMITS, Limit
-from sdsage._attention.problem import CLIP, LARGE, NORMAL, ZERO_CHANNELS, ZERO_KEYS, Measured, Problem, Sample
-
-GGML = ("plain", "flash")  # mul_mat, soft_max, mul_mat; and ggml_flash_attn_ext
-SAGE = ("fp16", "fp8", "fp8++")
-METHODS = GGML + SAGE
-DEFAULT_SEED = 42
+from sdsage._attention.problem import ALL, CLIP, LARGE, NORMAL, ZERO_CHANNELS, ZERO_KEYS, Measured, Problem, Sample
 
 SHAPES = {
     "square": Problem(1, 4, 4, 1024, 1024, 128),
@@ -42,7 +38,7 @@ class Check:
     group: str
     problem: Problem
     methods: tuple[str, ...] = METHODS
-    sample: Sample = Sample()
+    sample: Sample = ALL
     few_outputs: bool = False
     repeats: int = 1
 
@@ -79,7 +75,7 @@ def limit_of(method: str, few_outputs: bool = False) -> Limit:
 
 
 def judge(one: Measured, check: Check) -> list[str]:
-    """What is wrong with a result, one sentence each. ggml's own need not take every shape; a timed one need not fit."""
+    """What is wrong with a result, one sentence each. ggml need not take every shape, and a timed one need not fit."""
     if not one.kernel:
         return [] if one.method in GGML or check.group == "speed" else [f"it did not run: {one.why}"]
     if one.kernel != one.method:

@@ -7,7 +7,7 @@ import numpy as np
 
 from sdsage import _job
 from sdsage._attention.accuracy import Array, errors, exact
-from sdsage._attention.problem import NORMAL, ZERO_CHANNEL, ZERO_CHANNELS, ZERO_KEYS, Measured, Problem, Sample
+from sdsage._attention.problem import ALL, NORMAL, ZERO_CHANNEL, ZERO_CHANNELS, ZERO_KEYS, Measured, Problem, Sample
 from sdsage._ffi import ffi, lib, text
 
 
@@ -111,7 +111,7 @@ def compare(one: Measured, out: Array | None, right: Array | None, problem: Prob
     if right is None:
         return found
     rows, heads = sample.of(problem)
-    part = out[:, heads][:, :, rows] if sample != Sample() else out
+    part = out[:, heads][:, :, rows] if sample != ALL else out
     off = errors(part, right)
     return replace(found, max_abs=off.max_abs, rel_l2=off.rel_l2, cosine=min(1.0, off.cosine), worst_row=off.worst_row)
 

@@ -19,8 +19,8 @@ class Problem:
 
     Attributes:
         causal: query i sees keys 0 .. i + lk - lq; lq is at most lk.
-        inputs: NORMAL: standard normal numbers. LARGE: the same times `size`. ZERO_CHANNELS: a channel of V, and another
-            of Q and K, is zero. ZERO_KEYS: K and V are zeros, as of an empty prompt.
+        inputs: NORMAL: standard normal numbers. LARGE: the same times `size`. ZERO_CHANNELS: a channel of V, and
+            another of Q and K, is zero. ZERO_KEYS: K and V are zeros, as of an empty prompt.
         half: they are given as FP16.
         masked: so many of the last keys are masked by a bias.
         seed: the same seed, shape and NumPy give the same numbers.
@@ -119,6 +119,9 @@ class Sample:
         kv = _spread(self.heads, problem.kv_heads)
         heads = (kv[:, None] * share + np.arange(share)).ravel() if not self.heads else kv * share
         return _spread(self.rows, problem.lq), heads
+
+
+ALL = Sample()
 
 
 def _spread(count: int, total: int) -> NDArray[Any]:

@@ -1,12 +1,15 @@
-"""`sdsage verify`: every kernel that a device can run, compared with float64 and timed. The engine is in a worker process:
-a kernel that faults ends that process, which is one more thing that is wrong."""
+"""`sdsage verify`: every kernel that a device can run, compared with float64 and timed.
+
+The engine is in a worker process: a kernel that faults ends that process, which is one more thing that is wrong.
+"""
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sdsage._attention.checks import DEFAULT_SEED, GGML, METHODS, SAGE, Check, checks, for_methods, judge, limit_of
+from sdsage._attention import DEFAULT_SEED, GGML, METHODS, SAGE
+from sdsage._attention.checks import Check, checks, for_methods, judge, limit_of
 from sdsage._attention.problem import NORMAL, ZERO_CHANNELS, Measured
 from sdsage._doctor.engine import Collector
 from sdsage._supervisor import Worker
@@ -127,7 +130,7 @@ def short(x: float) -> float:
 def _entry(o: Outcome) -> dict[str, Any]:
     p, m = o.check.problem, o.measured
     rows, heads = o.check.sample.of(p)
-    entry = {
+    entry: dict[str, Any] = {
         "check": o.check.name,
         "group": o.check.group,
         "kernel": m.method,

@@ -50,10 +50,26 @@ VERBS = {
         "Look at this installation and this machine: what is wrong, and the command that mends it.",
         "sdsage doctor --sass",
     ),
+    "verify": Verb(
+        "Check and time every attention kernel that a device can run, against exact results; needs no model.",
+        "sdsage verify --json > verify.json",
+    ),
+}
+# The commands of the group bench.
+BENCHES = {
+    "bench attn": Verb(
+        "Time the attention of common models: SageAttention against the engine's FlashAttention, side by side.",
+        "sdsage bench attn --shape wan-14b --shape flux --plot attention.svg",
+    ),
+    "bench gen": Verb(
+        "Time a whole generation with SageAttention on and off, and tell how far the two results are apart.",
+        "sdsage bench gen --random wan-1.3b -W 832 -H 480 --video-frames 33 --steps 4",
+    ),
 }
 # Modules with an application of their own instead of options from the table.
 GROUPS = {
     "models": "List, show and fetch the models of the presets.",
+    "bench": "Measure speed: of attention alone, or of a whole generation.",
     "config": "Show the settings that a command would run with.",
     "completion": "Print a script that completes commands in a shell.",
 }

@@ -10,7 +10,7 @@ import typer
 
 from sdsage.errors import BadRequest
 
-from .app import CONTEXT, GROUPS, VERBS
+from .app import BENCHES, CONTEXT, GROUPS, VERBS
 from .option import Kind, Option
 from .options import of_verb
 
@@ -58,9 +58,15 @@ def _named(verb: str) -> list[Option]:
     return [o for o in of_verb(verb) if o.name.startswith("-")]
 
 
+def _of_words() -> dict[str, list[Option]]:
+    """The options after each first word; those of the benchmarks together."""
+    benches = {o.name: o for verb in BENCHES for o in _named(verb)}
+    return {**{verb: _named(verb) for verb in VERBS}, "bench": list(benches.values())}
+
+
 def _options() -> dict[str, Option]:
     """Every option that takes a value, once."""
-    return {o.key: o for verb in VERBS for o in _named(verb) if o.kind is not Kind.SWITCH}
+    return {o.key: o for options in _of_words().values() for o in options if o.kind is not Kind.SWITCH}
 
 
 def _bash() -> Iterator[str]:
@@ -83,8 +89,8 @@ def _bash() -> Iterator[str]:
     yield "    esac"
     yield '    case "$verb" in'
     yield f'        "") {_compgen([*_VERBS, "--help", "--version"])} ;;'
-    for verb in VERBS:
-        words = [word for option in _named(verb) for word in _spellings(option)]
+    for verb, options in _of_words().items():
+        words = [word for option in options for word in _spellings(option)]
         yield f"        {verb}) [[ $cur == -* ]] && {_compgen([*words, '--help'])} ;;"
     yield f"        completion) {_compgen([*SCRIPTS])} ;;"
     yield "    esac"
@@ -113,9 +119,9 @@ def _zsh() -> Iterator[str]:
     yield "    case $state in"
     yield "        verb) _describe verb verbs ;;"
     yield "        rest) case $words[1] in"
-    for verb in VERBS:
+    for verb, options in _of_words().items():
         yield f"            {verb}) _arguments \\"
-        yield from (f"                {spec} \\" for option in _named(verb) for spec in _zsh_specs(option))
+        yield from (f"                {spec} \\" for option in options for spec in _zsh_specs(option))
         yield "                '--help[show the help]' '*:file:_files' ;;"
     yield f"            completion) _values shell {' '.join(SCRIPTS)} ;;"
     yield "        esac ;;"
@@ -140,8 +146,8 @@ def _fish() -> Iterator[str]:
     yield "# fish completion of sdsage, written by 'sdsage completion fish'"
     for name, help in _VERBS.items():
         yield f"complete -c sdsage -n __fish_use_subcommand -f -a {name} -d {_fish_text(help)}"
-    for verb in VERBS:
-        for option in _named(verb):
+    for verb, options in _of_words().items():
+        for option in options:
             yield f"complete -c sdsage -n '__fish_seen_subcommand_from {verb}' {_fish_option(option)}"
     yield f"complete -c sdsage -n '__fish_seen_subcommand_from completion' -f -a '{' '.join(SCRIPTS)}'"
 

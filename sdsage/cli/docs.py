@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from sdsage import presets
 
-from .app import SWITCH_NOTE, VERBS
-from .option import GENERATE, Kind, Option, Panel
+from .app import BENCHES, SWITCH_NOTE, VERBS
+from .option import BENCH_GEN, GENERATE, Kind, Option, Panel
 from .options import REMOVED, RENAMED, of_verb
 
 _HEAD = """\
@@ -153,6 +153,8 @@ def _lines() -> Iterator[str]:
     for verb in VERBS:
         if verb not in GENERATE:
             yield from _section(f"sdsage {verb}", (verb,))
+    for verb in BENCHES:
+        yield from _section(f"sdsage {verb}", (verb,))
     yield from _old_names()
 
 
@@ -165,8 +167,15 @@ def _presets() -> Iterator[str]:
 def _section(title: str, verbs: tuple[str, ...]) -> Iterator[str]:
     yield f"\n## {title}\n"
     for verb in verbs:
-        yield f"{VERBS[verb].help}\n\n```sh\n{VERBS[verb].example}\n```\n"
+        told = (VERBS | BENCHES)[verb]
+        yield f"{told.help}\n\n```sh\n{told.example}\n```\n"
     options = of_verb(verbs[0])
+    if verbs == (BENCH_GEN,):
+        yield (
+            "It takes the options of `vid-gen` above for models, prompt, input pictures, sampling, size, memory and "
+            "speed too.\n"
+        )
+        options = tuple(option for option in options if BENCH_GEN in option.verbs)
     for panel in Panel.ORDER:
         rows = [o for o in options if o.panel == panel]
         if rows:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from sdsage._attention import DEFAULT_SEED, METHODS, SHAPES
 from sdsage._bounds import MAX_FRAMES, MAX_SIZE, MAX_STEPS
 from sdsage.enums import (
     CacheMode,
@@ -22,7 +23,23 @@ from sdsage.enums import (
     weight_types,
 )
 
-from .option import CONVERT, DECODE, DEVICES, DOCTOR, GENERATE, IMG, INFO, UPSCALE, VID, Kind, Option, Panel
+from .option import (
+    BENCH_ATTN,
+    BENCH_GEN,
+    CONVERT,
+    DECODE,
+    DEVICES,
+    DOCTOR,
+    GENERATE,
+    IMG,
+    INFO,
+    UPSCALE,
+    VERIFY,
+    VID,
+    Kind,
+    Option,
+    Panel,
+)
 
 FLOAT, INT, SWITCH, FILE, FOLDER, CHOICE = (
     Kind.FLOAT,
@@ -41,6 +58,9 @@ UPSCALERS = tuple(name for name in HiresUpscaler.choices() if name != "Model")
 WEIGHT_TYPES = tuple(weight_types())
 
 RUNS = GENERATE | {CONVERT, DECODE, UPSCALE}
+BENCH = frozenset({BENCH_ATTN, BENCH_GEN})
+ANSWERS = BENCH | {DEVICES, DOCTOR, INFO, VERIFY}  # verbs that only answer
+RANDOM = ("tiny", "tiny-flux", "sd1.5", "wan-1.3b", "wan-14b")  # models of random weights: sdsage._bench.models
 _MUST = "none, it must be given"
 _ENGINE = "chosen by the engine for the model"
 
@@ -172,7 +192,9 @@ _PER_EXPERT = (
 _SAMPLING = (
     Option("--seed", "Seed of the random numbers; a negative one is drawn, shown and recorded, and picture i of a "
            "batch has seed + i", Panel.SAMPLING, INT, default=42, short="-s", low=-(2**63), high=2**63 - 1,
-           beaten_by=("--seeds",)),
+           beaten_by=("--seeds",), verbs=GENERATE | {VERIFY, BENCH_ATTN},
+           in_verb=tuple((verb, "Seed of the random inputs, 0 or more", str(DEFAULT_SEED))
+                         for verb in (VERIFY, BENCH_ATTN))),
     Option("--seeds", "Seeds such as 1,5,9: a picture or a video for each, with the model loaded once", Panel.SAMPLING,
            Kind.INTS, default=(), default_text="--seed", unit="whole numbers", low=0, high=2**63 - 1, record=False),
     Option("--steps", "Sampling steps; with two experts, those of the low-noise one", Panel.SAMPLING, INT, default=20,
@@ -392,15 +414,36 @@ _RUN = (
     Option("--ignore-hashes", "Take files for --from by their name alone", Panel.RUN, SWITCH, needs=("--from-file",),
            record=False),
     Option("--device", "Device to run on, as 'sdsage devices' names it", Panel.RUN, unit="device",
-           default_text="the first GPU, else cpu", verbs=GENERATE | {DECODE, UPSCALE}, record=False),
+           default_text="the first GPU, else cpu", verbs=GENERATE | {DECODE, UPSCALE, VERIFY, BENCH_ATTN},
+           record=False),
+    Option("--kernel", "Kernel to run: plain and flash are ggml's, the others SageAttention's", Panel.RUN, CHOICE,
+           choices=METHODS, many=True, default=(), default_text="every one that the device can run",
+           verbs=frozenset({VERIFY, BENCH_ATTN}), record=False,
+           in_verb=((BENCH_ATTN, "Kernel to run beside flash: plain is ggml's, the others are SageAttention's",
+                     "SageAttention's that the device can run"),)),
+    Option("--quick", "Check one shape instead of three, fewer tails, and time three repeats", Panel.RUN, SWITCH,
+           verbs=frozenset({VERIFY}), record=False),
+    Option("--shape", "Shape to time: " + "; ".join(f"{name} {s.what}" for name, s in SHAPES.items()), Panel.RUN,
+           CHOICE, choices=tuple(SHAPES), many=True, default=(), default_text="all but tiny; on a CPU tiny alone",
+           verbs=frozenset({BENCH_ATTN}), record=False),
+    Option("--repeats", "Times that each kernel runs for its median, by turns with the others", Panel.RUN, INT,
+           default=10, unit="times", low=1, high=10000, verbs=frozenset({BENCH_ATTN}), record=False),
+    Option("--random", "A model of random weights, made on first use: the tiny ones for a look, the others of the "
+           "models' real sizes (sd1.5 2 GB, wan-1.3b 8 GB, wan-14b 22 GB)", Panel.RUN, CHOICE, choices=RANDOM,
+           verbs=frozenset({BENCH_GEN}), record=False),
+    Option("--random-dir", "Folder in which --random keeps its files", Panel.RUN, FOLDER,
+           default_text="random-models in the cache folder", verbs=frozenset({BENCH_GEN}), needs=("--random",),
+           record=False),
+    Option("--plot", "Picture of the result to write, a .png or .svg; needs the extra plot", Panel.RUN, FILE,
+           verbs=BENCH, record=False),
     Option("--strict", "Make a size or frame count that the model can't take an error", Panel.RUN, SWITCH,
            record=False),
     Option("--print-params", "Print the parameters as JSON and stop before anything is loaded", Panel.RUN, SWITCH,
            record=False),
     Option("--json", "Print JSON on stdout: an object a line for each event, the last one with the result or the "
-           "error; docs/json.md has the fields", Panel.RUN, SWITCH, verbs=RUNS | {DEVICES, DOCTOR, INFO}, record=False,
+           "error; docs/json.md has the fields", Panel.RUN, SWITCH, verbs=RUNS | ANSWERS, record=False,
            in_verb=tuple((verb, "Print the answer as one line of JSON; docs/json.md has the fields", "")
-                         for verb in (DEVICES, DOCTOR, INFO))),
+                         for verb in sorted(ANSWERS))),
     Option("--tensors", "List every tensor of a model file with its shape and number format", Panel.RUN, SWITCH,
            verbs=frozenset({INFO}), record=False),
     Option("--sass", "Read the architectures of the GPU code out of the files themselves too", Panel.RUN, SWITCH,
@@ -456,4 +499,17 @@ def by_key() -> dict[str, Option]:
 @cache
 def of_verb(verb: str) -> tuple[Option, ...]:
     """Options that a verb takes, in the order of the help."""
-    return tuple(o.told_in(verb) for panel in Panel.ORDER for o in TABLE if o.panel == panel and verb in o.verbs)
+    return tuple(o.told_in(verb) for panel in Panel.ORDER for o in TABLE if o.panel == panel and _takes(verb, o))
+
+
+# What a benchmark leaves out of the options of vid-gen: it writes nothing, makes one result, and chooses the attention.
+_BENCHED = (Panel.MODEL, Panel.PROMPT, Panel.PICTURES, Panel.SAMPLING, Panel.HIGH_NOISE, Panel.SIZE, Panel.MEMORY)
+_NOT_BENCHED = ("seeds", "batch_count", "extend", "fps", "sage_attn")
+_BENCHED_TOO = ("mode", "preset", "config", "device", "strict", "verbose", "color")
+
+
+def _takes(verb: str, option: Option) -> bool:
+    if verb != BENCH_GEN or verb in option.verbs:
+        return verb in option.verbs
+    panel = option.panel in (*_BENCHED, Panel.SPEED) and option.key not in _NOT_BENCHED
+    return VID in option.verbs and (panel or option.key in _BENCHED_TOO)

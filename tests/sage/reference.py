@@ -1,5 +1,5 @@
-"""What attention should give as each kernel's quantized mathematics gives it; exactly, by sdsage/_attention/accuracy.py.
-NumPy alone.
+"""What attention should give: exactly (sdsage/_attention/accuracy.py), and as each kernel's quantized mathematics gives
+it. NumPy alone.
 
 q is [B, heads, Lq, D], k and v are [B, kv_heads, Lk, D], float32 or wider; bias is [1 or B, Lk]. `quantize` and
 `attend` are the two halves of a kernel, apart so that a test can spoil what lies between them.

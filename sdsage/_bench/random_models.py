@@ -1,6 +1,6 @@
 """Model files of the real sizes with random weights, for measuring speed: Wan 14B and 1.3B, umt5-xxl, the Wan 2.1 VAE.
 
-    python benchmarks/random_models.py FOLDER [14b | 1.3b]
+    python -m sdsage._bench.random_models FOLDER [14b | 1.3b]
 
 The networks are those of sdsage.tiny at other sizes. Large tensors repeat one stretch of random blocks, each from a
 start of its own: 15 GB are written in seconds, and rows differ.

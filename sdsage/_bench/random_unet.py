@@ -1,6 +1,6 @@
 """A Stable Diffusion 1.5 checkpoint with random weights: the UNet, CLIP-L and the VAE's decoder at their real sizes.
 
-    python benchmarks/random_unet.py FILE.safetensors          2.1 GB
+    python -m sdsage._bench.random_unet FILE.safetensors          2.1 GB
 
 Names and shapes are those of the public checkpoints (one file, LDM names).
 """
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from math import sqrt
 from pathlib import Path
 
-from random_models import write
-
+from sdsage._bench.random_models import write
 from sdsage.tiny.layers import Layers
 from sdsage.tiny.tensors import DType, Tensor, Uniform
 

@@ -1,0 +1,1 @@
+"""What `sdsage bench` measures: attention alone, and whole generations."""
