@@ -80,7 +80,7 @@ kernels-all: $(VENV)/build-tools
 
 # Configures the CUDA engine and compiles what we add for CUDA; the rest of ggml-cuda takes an hour on two cores.
 cuda-glue: build/cuda-glue/build.ninja
-	ninja -C build/cuda-glue $$(ninja -C build/cuda-glue -t targets all | sed -nE 's/^(.*(ggml-cuda\.cu|sage_node\.cu|coverage\.cpp)\.o):.*/\1/p')
+	ninja -C build/cuda-glue $$(ninja -C build/cuda-glue -t targets all | sed -nE 's/^(.*((ggml-cuda|sage_node)\.cu|(attention_run|coverage)\.cpp)\.o):.*/\1/p')
 
 build/cuda-glue/build.ninja: | $(VENV)/build-tools
 	@$(GET_CUBLAS)
@@ -136,7 +136,7 @@ $(VENV)/wheel-tools: $(VENV)/build-tools
 	touch $@
 
 $(VENV)/installed: $(VENV)/build-tools $(SOURCES)
-	$(INSTALL) ".[video,hub]"
+	$(INSTALL) ".[video,hub,plot]"
 	touch $@
 
 clean:

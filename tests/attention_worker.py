@@ -1,25 +1,42 @@
-"""attention_worker.py [broken]: prints what `sdsage verify` finds of kernels that are computed on the CPU.
+"""attention_worker.py verify [broken] | gen: what `sdsage verify` and `bench` find of kernels that the CPU computes.
 
-For test_verify.py, with the test library (SDSAGE_LIB_DIR); in this process, as the worker has no such kernels.
+For test_verify.py and test_bench.py, with the test library (SDSAGE_LIB_DIR); in this process, as the worker has no such
+kernels.
 """
 
 import json
 import sys
 from typing import Any
 
+from conftest import ctx_params, small_video
+
+from sdsage import presets
 from sdsage._attention.verify import examine
+from sdsage._bench import attn, gen
 from sdsage._ffi import lib
 from sdsage._worker import FUNCTIONS
+
+
+def ask(function: str, *args: Any) -> Any:
+    return FUNCTIONS[function](*args)
+
+
+def files() -> dict[str, str]:
+    from pathlib import Path
+
+    return {k: str(v) for k, v in presets.load("tiny").options.items() if isinstance(v, str) and Path(v).is_file()}
+
+
+def generation() -> dict[str, Any]:
+    found = gen.measure(ctx_params(files()), small_video(), "cpu", True, lambda text: None, isolated=False)
+    times = attn.measure(ask, "cpu", ["tiny"], [], 2, 0, lambda entry: None)
+    return {"gen": found, "attn": times}
 
 
 def main() -> None:
     lib.sdsage_test_sage_cpu(120, 13000, b"120a")
     lib.sdsage_test_break_sage("broken" in sys.argv)
-
-    def ask(function: str, *args: Any) -> Any:
-        return FUNCTIONS[function](*args)
-
-    print(json.dumps(examine(ask, "cpu", quick=True).as_json()))
+    print(json.dumps(generation() if "gen" in sys.argv else examine(ask, "cpu", quick=True).as_json()))
 
 
 if __name__ == "__main__":

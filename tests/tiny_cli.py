@@ -1,10 +1,15 @@
 """Small commands on the tiny presets, run in this process, and a look at what they wrote."""
 
+import json
+import os
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from conftest import BUILD, PACKAGE, ROOT
 from PIL import Image, ImageSequence
 from typer.testing import CliRunner
 
@@ -42,3 +47,12 @@ def data_of(path: str | Path) -> dict[str, Any]:
     metadata = read_metadata(path)
     assert metadata is not None
     return metadata.data
+
+
+def sage_on_cpu(*words: str) -> Any:
+    """What attention_worker.py prints, with the test library."""
+    env = {**os.environ, "SDSAGE_LIB_DIR": str(BUILD / "test-lib"), "PYTHONPATH": PACKAGE}
+    command = [sys.executable, str(ROOT / "tests" / "attention_worker.py"), *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -46,7 +46,7 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 [ $tests = yes ] || exit 0
 
 status=0
-"$python" -m pytest -q -p no:cacheprovider -m gpu tests/test_gpu_engine.py tests/test_gpu_worker.py --durations=5 --junitxml "$build/engine.xml" ${pytest_options[@]+"${pytest_options[@]}"} 2>&1 |
+"$python" -m pytest -q -p no:cacheprovider -m gpu tests/test_gpu_engine.py tests/test_gpu_worker.py tests/test_gpu_verify.py --durations=5 --junitxml "$build/engine.xml" ${pytest_options[@]+"${pytest_options[@]}"} 2>&1 |
     tee "$build/engine.log" || status=1
 probe=""
 if [ -x "$lib/bin/probe_attention" ]; then

@@ -196,6 +196,8 @@ def _carry_out(ask: Ask, check: Check, methods: list[str], device: str | None) -
         found = ask("attention", check.problem, methods, device, check.repeats, check.sample)
         return [Outcome(check, one, judge(one, check)) for one in found]
     except GenerationError as error:
+        failed = Outcome(check, Measured(" and ".join(methods), "", "", False, (), ()), [str(error)])
         if len(methods) == 1:
-            return [Outcome(check, Measured(methods[0], "", "", False, (), ()), [str(error)])]
-    return [outcome for method in methods for outcome in _carry_out(ask, check, [method], device)]
+            return [failed]
+    alone = [outcome for method in methods for outcome in _carry_out(ask, check, [method], device)]
+    return alone if any(o.wrong for o in alone) else [failed, *alone]

@@ -26,13 +26,13 @@ def measure(
 
     Args:
         ctx: its `sage_attn` and `diffusion_flash_attn` are set here, and its weights are kept for one job.
-        more: of the contexts.
+        more: of the contexts; each has a process of its own unless `isolated` is False.
     """
     results: dict[str, Result] = {}
     for name in (OFF, ON) if with_sage else (OFF,):
         ctx.sage_attn, ctx.diffusion_flash_attn = name == ON, True
         say(f"with {'SageAttention' if name == ON else 'FlashAttention'}")
-        with Context(ctx, device=device, isolated=True, **more) as context:
+        with Context(ctx, device=device, **{"isolated": True, **more}) as context:
             make = context.generate_image if isinstance(gen, SdImgGenParams) else context.generate_video
             results[name] = make(gen, keep_latents=True)  # type: ignore[arg-type]
             model = context.version_name

@@ -115,6 +115,7 @@ def generation(raw: Mapping[str, Any]) -> None:
         sage.supported,
         lambda text: console().line(text),
         allow_pickle=settings["allow_pickle"],
+        on_log=lambda level, line: console().log("engine", line),
     )
     found |= {"model": model or found["version_name"], "device": device, "no_sage": sage.reason, "seed": job.gen.seed}
     found |= {"steps": job.gen.sample_params.sample_steps, **more}

@@ -505,7 +505,7 @@ def of_verb(verb: str) -> tuple[Option, ...]:
 # What a benchmark leaves out of the options of vid-gen: it writes nothing, makes one result, and chooses the attention.
 _BENCHED = (Panel.MODEL, Panel.PROMPT, Panel.PICTURES, Panel.SAMPLING, Panel.HIGH_NOISE, Panel.SIZE, Panel.MEMORY)
 _NOT_BENCHED = ("seeds", "batch_count", "extend", "fps", "sage_attn")
-_BENCHED_TOO = ("mode", "preset", "config", "device", "strict", "verbose", "color")
+_BENCHED_TOO = ("mode", "preset", "config", "device")
 
 
 def _takes(verb: str, option: Option) -> bool:

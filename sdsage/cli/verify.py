@@ -49,7 +49,8 @@ def finish(report: "Report", more: Mapping[str, Any]) -> None:
     else:
         print("\n".join(lines(report, more)))
     if report.failed:
-        raise SdsageError(f"{len(report.problems)} of the checks failed: {report.problems[0]}")
+        failed = sum(bool(o.wrong) for o in report.outcomes)
+        raise SdsageError(f"{failed} of {len(report.outcomes)} checks failed: {report.problems[0]}")
 
 
 def _tell_problems(outcome: "Outcome") -> None:
