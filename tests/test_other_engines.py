@@ -55,7 +55,8 @@ def upstream_lto() -> Path:
 def system(upstream_tree: Path) -> Path:
     """An engine with a ggml that was built and installed by itself, as docs/building.md says."""
     ggml, prefix = BUILD.parent / "ggml-build", BUILD.parent / "ggml-prefix"
-    cmake("-S", upstream_tree / "ggml", "-B", ggml, "-G", "Ninja", f"-DCMAKE_INSTALL_PREFIX={prefix}")
+    alone = ("-DGGML_BUILD_TESTS=OFF", "-DGGML_BUILD_EXAMPLES=OFF")
+    cmake("-S", upstream_tree / "ggml", "-B", ggml, "-G", "Ninja", f"-DCMAKE_INSTALL_PREFIX={prefix}", *alone)
     cmake("--build", ggml)
     cmake("--install", ggml)
     tests = ("-DSDSAGE_TESTS=ON",)

@@ -101,7 +101,7 @@ std::string device_problem(ggml_backend_dev_t dev) {
 #ifdef SDSAGE_HAS_CUDA
     if (std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), "CUDA") == 0) {
         const std::string name = device_name(dev) + " (" + ggml_backend_dev_description(dev) + ")";
-        return why_no_code(name, compute_capability_of(dev), SDSAGE_CUDA_ARCHITECTURES);
+        return why_no_code(name, compute_capability_of(dev), SDSAGE_CODE_FOR);
     }
 #endif
     (void)dev;
