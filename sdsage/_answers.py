@@ -5,11 +5,11 @@ CRC of what follows, step, sigma, number of dimensions, dimensions (width first)
 whole, which its CRC tells, or the first of those that are not there. So a process may be killed at any time.
 """
 
-import fcntl
 import json
 import mmap
 import os
 import struct
+import sys
 import time
 import zlib
 from collections.abc import Sequence
@@ -22,6 +22,11 @@ from numpy.typing import NDArray
 
 from sdsage.errors import BadRequest, SdsageError
 
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
 FORMAT = 1
 MAGIC = b"sdsage answers\n"
 _HEAD = struct.Struct("<15sBII")  # magic, format, bytes and CRC of the header
@@ -29,6 +34,7 @@ _RECORD = struct.Struct("<IifI5q")  # CRC, step, sigma, dimensions
 _ALIGN = 64
 _SYNC_SECONDS = 10.0
 _LOCK_SECONDS = 5.0
+_LOCKED = 2**31 - 2  # Windows locks bytes, and keeps others from reading them: one that no header has
 
 
 @dataclass(frozen=True)
@@ -110,8 +116,7 @@ class AnswerFile:
         file = open(path, "r+b", buffering=0)  # noqa: SIM115 - the object keeps it
         try:
             _lock(file, path)
-            size = os.fstat(file.fileno()).st_size
-            data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+            data = _content(file)
             header = _header(data, path)
             if header is None:
                 file.close()
@@ -139,13 +144,23 @@ class AnswerFile:
             raise
         self._end = self._file.tell()
         if time.monotonic() - self._synced > _SYNC_SECONDS:
-            os.fdatasync(self._file.fileno())
+            os.fsync(self._file.fileno())
             self._synced = time.monotonic()
 
     def close(self) -> None:
         """Lets others write; `answers` can still be read."""
-        fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)  # the map holds another descriptor
+        if sys.platform != "win32":
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)  # the map holds another descriptor
         self._file.close()
+
+
+def _content(file: Any) -> mmap.mmap | bytes:
+    """A file that is mapped can be neither cut off nor replaced on Windows."""
+    size = os.fstat(file.fileno()).st_size
+    if sys.platform == "win32" or not size:
+        content: bytes = file.readall()
+        return content
+    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
 def _write_all(file: Any, data: bytes) -> None:
@@ -193,10 +208,23 @@ def _lock(file: Any, path: Path) -> None:
     until = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _try_lock(file.fileno())
             return
         except OSError:
             if time.monotonic() > until:
                 file.close()
                 raise SdsageError(f"{path} is in use by another run: wait for it, or choose another output") from None
             time.sleep(0.05)
+
+
+def _try_lock(fd: int) -> None:
+    """Until the file is closed. Raises OSError where another process has it."""
+    if sys.platform == "win32":
+        at = os.lseek(fd, 0, os.SEEK_CUR)
+        os.lseek(fd, _LOCKED, os.SEEK_SET)
+        try:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        finally:
+            os.lseek(fd, at, os.SEEK_SET)
+    else:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,6 +11,17 @@ LAST_WORDS = 40  # lines that are kept
 SHOWN_WORDS = 3  # of them in the message
 LOW = 2**29  # bytes free below which memory counts as low
 _GIB = 2**30
+# How Windows ends a process that did wrong, by its exit code.
+_NT_STATUS = {
+    0xC0000005: "an access violation",
+    0xC0000017: "want of memory",
+    0xC000001D: "an illegal instruction",
+    0xC0000094: "a division by zero",
+    0xC00000FD: "a stack overflow",
+    0xC0000135: "a missing DLL",
+    0xC000013A: "Ctrl-C",
+    0xC0000409: "an abort",
+}
 _ADVICE = "free memory, or choose a smaller size, fewer frames, --vae-tiling, a smaller quantization"
 _DOING = {
     "start": "starting",
@@ -33,9 +44,9 @@ def doing(stage: str, step: int, steps: int, expert: str | None) -> str:
 
 
 def signal_name(exit_code: int | None) -> str:
-    """ "SIGKILL"; "" where no signal ended it."""
+    """ "SIGKILL"; "" where no signal ended it. Windows has no signals: words for what ended it there."""
     if exit_code is None or exit_code >= 0:
-        return ""
+        return _NT_STATUS.get(exit_code or 0, "")
     try:
         return signal.Signals(-exit_code).name
     except ValueError:

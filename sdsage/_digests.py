@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -81,8 +82,9 @@ class Digests:
             self._thread.join(min(longest, time.monotonic() - self._began))
 
     def _work(self) -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # Linux: of this thread alone
+        if sys.platform == "linux":  # elsewhere it would be the priority of the whole process
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for path in self._paths:
             with suppress(OSError):  # then the file has no hash, which is said
                 found = sha256(path)

@@ -8,9 +8,11 @@ of the declarations. A program that leaves the engine to a worker process never 
 
 import contextlib
 import os
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,9 +39,8 @@ def _declarations() -> Any:
 
 
 def _load(builder: Any) -> Any:
-    flags = os.RTLD_NOW | os.RTLD_LOCAL  # another ggml in the process keeps its symbols, we keep ours
     try:
-        library = builder.dlopen(str(library_path()), flags)
+        library = builder.dlopen(str(library_path()), _loading())
     except OSError as error:
         why = str(error).partition(".  Additionally")[0].removeprefix(f"cannot load library '{library_path()}': ")
         raise ImportError(f"{library_path()} can't be loaded: {why}{_advice(why)}") from error
@@ -47,8 +48,27 @@ def _load(builder: Any) -> Any:
     return library
 
 
+def _loading() -> int:
+    """The flags of dlopen. On Windows also the folders of the CUDA libraries, which no file there can name itself: the
+    extra `cuda`'s, and a toolkit's."""
+    if sys.platform != "win32":
+        return os.RTLD_NOW | os.RTLD_LOCAL  # another ggml in the process keeps its symbols, we keep ours
+    folders = [*Path(__file__).parents[1].glob("nvidia/cu*/bin/x86_64")]
+    if toolkit := os.environ.get("CUDA_PATH"):
+        folders += [Path(toolkit, "bin", "x64"), Path(toolkit, "bin")]
+    for folder in folders:
+        if folder.is_dir():
+            os.add_dll_directory(str(folder))
+    return 0
+
+
 def _advice(problem: str) -> str:
     """What to do about a library that a CUDA build lacks."""
+    if "0x7e" in problem:  # all that Windows says
+        return (
+            "; a DLL that it needs is not there: a build for CUDA needs NVIDIA's driver, and the CUDA libraries of "
+            "pip install 'sdsage[cuda]'"
+        )
     if "libcuda.so" in problem:
         return "; a build for CUDA needs NVIDIA's driver: without one install the build for the CPU"
     if "libcublas" in problem or "libcudart" in problem:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 ABI_VERSION = 3
+_WINDOWS = sys.platform == "win32"
 PACKAGE_LIBRARY_DIR = Path(__file__).parent / "_lib"
 
 
@@ -15,7 +16,7 @@ def library_dir() -> Path:
 
 def library_path() -> Path:
     """The shared library."""
-    return library_dir() / "libsdsage.so"
+    return library_dir() / ("sdsage.dll" if _WINDOWS else "libsdsage.so")
 
 
 def cdef_path() -> Path:
@@ -25,7 +26,7 @@ def cdef_path() -> Path:
 
 def sd_cli_path() -> Path:
     """The native sd-cli executable that was built with this library."""
-    return library_dir() / "sd-cli"
+    return library_dir() / ("sd-cli.exe" if _WINDOWS else "sd-cli")
 
 
 def tells_itself() -> bool:
@@ -49,7 +50,8 @@ def check() -> None:
         if not path.is_file():
             raise ImportError(
                 f"sdsage's native library is not built: {path} is missing. In a checkout run `pip install .`, "
-                "or set SDSAGE_LIB_DIR to a folder with libsdsage.so and cdef.h ('sdsage doctor' looks at everything)"
+                f"or set SDSAGE_LIB_DIR to a folder with {library_path().name} and cdef.h ('sdsage doctor' looks at "
+                "everything)"
             )
     with cdef_path().open(encoding="utf-8") as file:
         first = file.readline().strip()

@@ -273,9 +273,8 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
             env=module_environment(),
-            **more,  # type: ignore[call-overload]
+            **(more | _apart()),  # type: ignore[call-overload]
         )
         assert isinstance(process.stdin, FileIO)
         assert isinstance(process.stdout, FileIO)
@@ -454,6 +453,13 @@ def _hang_after(asked: float | None) -> float:
     if not seconds > 0:
         raise BadRequest(f"a worker's time-out is {asked or text}: seconds above 0 are needed (SDSAGE_WORKER_TIMEOUT)")
     return seconds
+
+
+def _apart() -> dict[str, object]:
+    """What `subprocess.Popen` needs so that Ctrl-C in the terminal does not reach the process."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True}
 
 
 def _folder() -> str:

@@ -1,8 +1,9 @@
 """The worker process, `python -m sdsage._worker`: runs the engine for a program, which `_supervisor` speaks for.
 
-It lives in a session of its own and ignores SIGINT: the program decides what Ctrl-C means. It ends when the program
-closes the pipe or dies, whatever the engine is doing at that moment: a thread of its own waits for the end of the pipe
-and knows no mercy. Standard output is the protocol's; what native code prints goes to standard error.
+It lives in a session of its own (on Windows a process group) and ignores SIGINT: the program decides what Ctrl-C means.
+It ends when the program closes the pipe or dies, whatever the engine is doing at that moment: a thread of its own waits
+for the end of the pipe and knows no mercy. Standard output is the protocol's; what native code prints goes to standard
+error.
 """
 
 import contextlib

@@ -174,6 +174,7 @@ class Keeper:
             self._pending = []
             with self._noting():
                 self._make_folder()
+                self._close()  # Windows replaces no open file
                 tensors = [self._latents[i] for i in range(count)]
                 save_latents(self._checkpoint.path, tensors, self._model, self._header)
 
@@ -194,8 +195,12 @@ class Keeper:
             raise
         finally:
             self._write_pending()
-            if self._file is not None:
-                self._file.close()
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
@@ -219,6 +224,7 @@ class Keeper:
     def discard(self) -> None:
         """The work is of no use: the file goes, and folders that were made for it."""
         self._pending = []
+        self._close()
         self._checkpoint.remove()
         for folder in reversed(self._made):
             with contextlib.suppress(OSError):

@@ -4,7 +4,6 @@ Files live in the hub's own cache (HF_HOME, HF_HUB_CACHE), where other programs 
 again after an interruption; ours goes on, from a part beside the place where the whole file will be.
 """
 
-import fcntl
 import hashlib
 import os
 import re
@@ -219,17 +218,23 @@ def _download(module: ModuleType, offer: Offer, part: Path, have: int) -> None:
 
 @contextmanager
 def _alone(part: Path, offer: Offer) -> Iterator[int]:
-    """How many bytes of the part can be kept; no other pull writes to it in this block."""
-    with part.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SdsageError(f"{offer.file} is being fetched by another pull: wait for it") from None
-        have = part.stat().st_size
-        if have > offer.size:
-            file.truncate(0)
-            have = 0
-        yield have
+    """How many bytes of the part can be kept; no other program fetches this file in this block: the lock is the hub's
+    own."""
+    from filelock import FileLock, Timeout
+
+    cache, repo = offer.blob.parents[2], offer.blob.parents[1].name
+    lock = cache / ".locks" / repo / f"{offer.blob.name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(lock, timeout=0):
+            part.touch()
+            have = part.stat().st_size
+            if have > offer.size:
+                os.truncate(part, 0)
+                have = 0
+            yield have
+    except Timeout:
+        raise SdsageError(f"{offer.file} is being fetched by another pull: wait for it") from None
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def _cannot_load(report: Report, text: str) -> None:
 def _died(report: Report, error: Exception) -> None:
     """The process ended, or did not answer, with the library in it."""
     signal = getattr(error, "signal", "")
-    if signal == "SIGILL":
+    if signal in ("SIGILL", "an illegal instruction"):  # the second one on Windows
         text = f"the library was built for another kind of CPU: {error}"
         report.add(Level.ERROR, "library-cpu", text, reinstall(report, "SDSAGE_NATIVE=OFF"))
     elif isinstance(error, WorkerDied) and not report.facts["devices"]:

@@ -62,7 +62,7 @@ def fill(template: str, number: int | None, fields: Mapping[str, str]) -> str:
         number: for %d and the like, with %% for a percent sign; None leaves percent signs alone.
         fields: text for each field that the template has.
     """
-    return "/".join(_component(part, number, fields) for part in template.split("/"))
+    return "/".join(_component(part, number, fields) for part in template.replace(os.sep, "/").split("/"))
 
 
 def file_names(template: str, count: int, begin_index: int, fields: Sequence[Mapping[str, str]]) -> list[str]:
