@@ -341,7 +341,7 @@ def _wait(done: threading.Event, hooks: Hooks) -> BaseException | None:
     interrupt: BaseException | None = None
     while not done.is_set():
         try:
-            done.wait()
+            done.wait(0.5)  # in a wait without a limit Windows hears no Ctrl-C
         except BaseException as error:
             interrupt = interrupt or error
             hooks.cancel()

@@ -187,7 +187,8 @@ class Service:
     def end(self, code: int) -> NoReturn:
         """At once, in the middle of native work too."""
         if self._partial is not None:
-            self._partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # Windows deletes no open file
+                self._partial.unlink(missing_ok=True)
         os._exit(code)
 
     # ---- the main thread

@@ -234,7 +234,7 @@ def _alone(part: Path, offer: Offer) -> Iterator[int]:
                 have = 0
             yield have
     except Timeout:
-        raise SdsageError(f"{offer.file} is being fetched by another pull: wait for it") from None
+        raise SdsageError(f"{offer.file} is being fetched by another program: wait for it") from None
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import hear_interrupts
+from filelock import FileLock
 from hub_server import Hub
 from test_bad_models import attention_lora
 
@@ -233,9 +234,19 @@ def test_two_pulls_at_once(shell: Shell, server: Hub) -> None:
     first = shell.start("models", "pull", "sd1.5")
     wait_for_part(shell)
     _, err = shell.run("models", "pull", "sd1.5", code=1)
-    assert "is being fetched by another pull" in err
+    assert "is being fetched by another program" in err
     first.kill()
     first.communicate(timeout=60)
+
+
+def test_a_file_that_another_program_fetches_is_left_to_it(shell: Shell, server: Hub) -> None:
+    """huggingface_hub locks a file of this name while it downloads."""
+    lock = shell.cache / "hub" / ".locks" / f"models--{SD15[0].replace('/', '--')}"
+    lock.mkdir(parents=True)
+    with FileLock(lock / f"{hashlib.sha256(CONTENT).hexdigest()}.lock"):
+        _, err = shell.run("models", "pull", "sd1.5", code=1)
+    assert "is being fetched by another program" in err
+    shell.run("models", "pull", "sd1.5")
 
 
 def test_a_full_disk_is_seen_before(shell: Shell, server: Hub) -> None:

@@ -530,3 +530,4 @@ def test_the_counters_of_this_system() -> None:
     assert 0 <= group <= max(group, system)
     assert _death.signal_name(-9) == "SIGKILL"
     assert _death.signal_name(3) == _death.signal_name(None) == ""
+    assert _death.signal_name(0xC0000005) == "an access violation"  # Windows
