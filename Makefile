@@ -20,7 +20,7 @@ GET_CUDA := $(CUDA_TOOLKIT) --system > /dev/null || pip install --quiet --disabl
 GET_CUBLAS := $(CUDA_TOOLKIT) --system --cublas > /dev/null || pip install --quiet --disable-pip-version-check --group cuda-engine
 WITH_NVCC := nvcc=$$($(CUDA_TOOLKIT) --into build/cuda) && CUDACXX=$$nvcc
 
-.PHONY: demo test retest test-slow lint types format native kernels kernels-all cuda-glue bump-check wheel wheel-cpu wheel-cuda test-wheel test-sdist docs clean
+.PHONY: demo test retest test-slow test-windows lint types format native kernels kernels-all cuda-glue bump-check wheel wheel-cpu wheel-cuda test-wheel test-sdist docs clean
 
 demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
@@ -43,14 +43,21 @@ test-slow: $(VENV)/dev native $(VENV)/installed
 	pytest -m slow
 	pytest -n auto -m hypothesis --hypothesis-profile=thorough
 
+# The engine for Windows, by mingw-w64, under Wine: Debian's g++-mingw-w64-x86-64-posix and wine64. The first build takes 10 minutes.
+test-windows: $(VENV)/dev $(VENV)/installed
+	cmake --preset mingw > build/mingw-configure.log 2>&1 || (cat build/mingw-configure.log; exit 1)
+	cmake --build --preset mingw
+	SDSAGE_WINDOWS_BUILD=build/mingw pytest tests/test_windows.py -s -r fE
+
 lint: $(VENV)/dev
 	ruff format --check .
 	ruff check .
 	clang-format --dry-run --Werror $(shell find native examples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
-# Needs the package's own dependencies.
+# Needs the package's own dependencies. As it is here, and as it would be on Windows: nothing that only POSIX has.
 types: $(VENV)/dev $(VENV)/installed
 	mypy
+	mypy --platform win32 --cache-dir .mypy_cache/win32
 
 format: $(VENV)/dev
 	ruff format .

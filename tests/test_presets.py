@@ -1,76 +1,63 @@
-"""Presets: every file parses, names only model files that exist, and resolves to paths."""
+"""CMake presets, and the flags that the compilers of Windows get; neither MSVC nor clang-cl is here to take them."""
 
+import json
+import re
 import subprocess
-import sys
-import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import ROOT
 
-from sdsage import presets
-from sdsage.errors import BadRequest
-from sdsage.tiny import FILES
-
-FOLDER = Path(presets.__file__).parent
-NAMES = ["tiny", "tiny-flux", "tiny-i2v", "tiny-ti2v"]  # those of a hub are in test_models.py
+PRESETS: dict[str, Any] = json.loads((ROOT / "CMakePresets.json").read_text(encoding="utf-8"))
+CONFIGURE = {p["name"]: p for p in PRESETS["configurePresets"] if not p.get("hidden")}
+ON_WINDOWS = {"msvc", "msvc-cuda", "clang-cl", "clang-cl-cuda"}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SDSAGE_CACHE_DIR", str(tmp_path))
-    return tmp_path
+def test_cmake_takes_the_presets() -> None:
+    done = subprocess.run(["cmake", "--list-presets=all"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    configure, _, build = done.stdout.partition("build presets")
+    assert set(re.findall(r'^ *"([\w-]+)"', configure, re.M)) == set(CONFIGURE) - ON_WINDOWS
+    assert set(re.findall(r'^ *"([\w-]+)"', build, re.M)) == set(CONFIGURE)
 
 
-def test_names() -> None:
-    assert [name for name in presets.names() if name.startswith("tiny")] == NAMES
-    assert presets.names() == sorted(presets.names())
+@pytest.mark.parametrize("name", [*CONFIGURE])
+def test_docs_name_every_preset(name: str) -> None:
+    docs = (ROOT / "docs" / ("windows.md" if name in ON_WINDOWS | {"mingw"} else "building.md")).read_text()
+    assert re.search(rf"cmake --preset {name}\s", docs)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_preset_file(name: str) -> None:
-    table = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    assert set(table) == {"description", "mode", "files", "settings"}
-    assert table["mode"] in ("vid-gen", "img-gen")
-    assert set(table["files"].values()) <= set(FILES)
-    assert not set(table["files"]) & set(table["settings"])
-    for option in (*table["files"], *table["settings"]):
-        assert option == option.lower().replace("-", "_")
-    assert presets.describe(name) == table["description"]
+def flags(folder: Path, language: str, compiler: str, msvc: bool) -> str:
+    """What SdsageCompilerFlags.cmake gives a file of a language, for a compiler that CMake need not have."""
+    lines = [
+        "cmake_minimum_required(VERSION 3.24)",
+        "project(flags LANGUAGES CXX)",
+        f"set(MSVC {int(msvc)})",
+        f"include({ROOT}/native/cmake/SdsageCompilerFlags.cmake)",
+        "get_directory_property(options COMPILE_OPTIONS)",
+        'file(WRITE ${CMAKE_BINARY_DIR}/options "${options}")',
+    ]
+    (folder / "CMakeLists.txt").write_text("\n".join(lines))
+    subprocess.run(["cmake", "-S", folder, "-B", folder / "build"], check=True, capture_output=True)
+    options = (folder / "build" / "options").read_text().split(";")
+    found = []
+    for option in options:
+        for kind, names, flag in re.findall(r"\$<\$<(COMPILE_LANGUAGE|COMPILE_LANG_AND_ID):([\w,]+)>:([^>]*)>", option):
+            given, *ids = names.split(",") if kind == "COMPILE_LANG_AND_ID" else (language,)
+            if language in names.split(",") if not ids else (given, ids[0]) == (language, compiler):
+                found.append(flag)
+    return " ".join(found)
 
 
-@pytest.mark.parametrize("name", ["tiny-flux", "tiny"])
-def test_load_makes_the_files_once(name: str, cache: Path) -> None:
-    made: list[Path] = []
-    preset = presets.load(name, made.append)
-    files = [Path(v) for v in map(str, preset.options.values()) if Path(v).name in FILES]
-    assert sorted(made) == sorted(files)
-    for path in files:
-        assert path.is_absolute()
-        assert path.is_relative_to(cache)
-        assert path.is_file()
-    assert preset.name == name
-    assert preset.options["width"] == 128
-    assert presets.load(name, made.append) == preset
-    assert len(made) == len(files)
+def test_msvc_gets_its_own_words(tmp_path: Path) -> None:
+    assert flags(tmp_path, "CXX", "MSVC", True) == "/Zc:preprocessor /utf-8 /bigobj"
+    cuda = flags(tmp_path, "CUDA", "NVIDIA", True)
+    assert cuda == "-Xcompiler=/Zc:preprocessor -Xcompiler=/utf-8 -Xcompiler=/bigobj"
+    clang = flags(tmp_path, "CXX", "Clang", True)
+    assert clang == "/clang:-fno-finite-math-only /utf-8 /bigobj"
 
 
-def test_both_experts_are_in_tiny() -> None:
-    options = presets.load("tiny").options
-    assert options["diffusion_model"] != options["high_noise_diffusion_model"]
-    assert options["steps"]
-    assert options["high_noise_steps"]
-
-
-@pytest.mark.parametrize(("asked", "hint"), [("tiny-i2", "did you mean 'tiny-i2v'?"), ("../x", "choose one of these")])
-def test_unknown_preset(asked: str, hint: str) -> None:
-    with pytest.raises(BadRequest) as e:
-        presets.load(asked)
-    assert str(e.value) == f"no preset is called {asked!r}; there are {', '.join(presets.names())}: {hint}"
-
-
-def test_listing_presets_stays_light() -> None:
-    code = (
-        "import sys; from sdsage import presets; [presets.describe(n) for n in presets.names()];"
-        "assert 'numpy' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+def test_other_compilers_leave_paths_out(tmp_path: Path) -> None:
+    given = flags(tmp_path, "CXX", "GNU", False)
+    assert given == f"-ffile-prefix-map={tmp_path}/build/= -ffile-prefix-map={tmp_path}/="

@@ -21,6 +21,9 @@ message(STATUS "sdsage: CUDA compiler ${CMAKE_CUDA_COMPILER}")
 include(SdsageCudaArchitectures)
 enable_language(CUDA)
 
+if(WIN32)
+  return()  # the driver comes with an import library, and a DLL names no folders: sdsage/_ffi.py does
+endif()
 # Installed as sdsage/_lib/libsdsage.so, the library finds the run-time wheels beside the package (extra cuda).
 string(REGEX MATCH "^[0-9]+" sdsage_cuda_major ${CMAKE_CUDA_COMPILER_VERSION})
 list(APPEND CMAKE_INSTALL_RPATH "$ORIGIN/../../nvidia/cu${sdsage_cuda_major}/lib")

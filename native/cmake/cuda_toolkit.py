@@ -27,6 +27,12 @@ from pathlib import Path
 
 WHEELS = "cu13"  # folder below site-packages/nvidia of CUDA 13's wheels
 LIBRARY_FOLDERS = ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
+# The joined toolkit is made of links and ELF libraries: on Windows there is none.
+ADVICE = (
+    ": install NVIDIA's CUDA toolkit, from which builds on Windows are made"
+    if sys.platform == "win32"
+    else ", and none of NVIDIA's wheels in {prefix}. Install a CUDA toolkit, or run\n  {command}"
+)
 STUB_ERROR = 34  # CUDA_ERROR_STUB_LIBRARY, what a call of NVIDIA's own stub returns
 
 
@@ -45,9 +51,9 @@ def nvcc_candidates() -> Iterator[str]:
     if found := shutil.which("nvcc"):
         yield found
     for variable in ("CUDA_HOME", "CUDA_PATH"):
-        nvcc = Path(os.environ.get(variable, "")) / "bin" / "nvcc"
-        if variable in os.environ and os.access(nvcc, os.X_OK):
-            yield str(nvcc)
+        folder = os.environ.get(variable)
+        if folder and (found := shutil.which(str(Path(folder) / "bin" / "nvcc"))):  # on Windows it ends in .exe
+            yield found
 
 
 def toolkit_root(nvcc: str) -> Path | None:
@@ -58,6 +64,8 @@ def toolkit_root(nvcc: str) -> Path | None:
 
 
 def has_cublas(root: Path) -> bool:
+    if sys.platform == "win32":
+        return (root / "lib" / "x64" / "cublas.lib").exists() and (root / "include" / "cublas_v2.h").exists()
     libraries = [root / folder for folder in LIBRARY_FOLDERS]
     headers = [root / "include"]
     if Path("/usr") in root.parents:  # a distribution's package puts them with all others
@@ -162,15 +170,14 @@ def join_wheels(wheels: Path, into: Path, cc: str) -> str:
 
 
 def wheels_nvcc(into: Path, cublas: bool, cc: str) -> str:
-    wheels = find_wheels(cublas)
+    wheels = find_wheels(cublas) if sys.platform != "win32" else None
     if wheels is None:
         what, group = ("CUDA compiler with cuBLAS", "cuda-engine") if cublas else ("CUDA compiler", "cuda-build")
         without = next(nvcc_candidates(), None)
         raise ToolkitError(
             f"no {what}: no toolkit (CUDACXX, nvcc on PATH, CUDA_HOME, CUDA_PATH)"
             + (f" but {without}, which lacks it" if without else "")
-            + f", and none of NVIDIA's wheels in {sys.prefix}. Install a CUDA toolkit, or run\n"
-            f"  {sys.executable} -m pip install --group {group}"
+            + ADVICE.format(prefix=sys.prefix, command=f"{sys.executable} -m pip install --group {group}")
         )
     return join_wheels(wheels, into, cc)
 
@@ -190,7 +197,8 @@ def main() -> None:
         nvcc = None if args.wheels else system_nvcc(args.cublas)
         if nvcc is None and args.system:
             sys.exit(1)
-        print(nvcc or wheels_nvcc(Path(os.path.abspath(args.into)), args.cublas, args.cc))
+        found = nvcc or wheels_nvcc(Path(os.path.abspath(args.into)), args.cublas, args.cc)
+        print(Path(found).as_posix())  # as CMake writes paths
     except ToolkitError as error:
         sys.exit(f"sdsage: {error}")
 

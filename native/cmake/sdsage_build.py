@@ -5,6 +5,7 @@ on the machine, NVIDIA's wheels become requirements of the build; CMake joins th
 """
 
 import os
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +52,9 @@ def group(name: str) -> list[str]:
 
 
 def cuda_requirements() -> list[str]:
-    return group("cuda-engine") if wants_cuda() and cuda_toolkit.system_nvcc(cublas=True) is None else []
+    """NVIDIA's wheels, where they can be a toolkit: on Windows CMake says that one must be installed."""
+    wanted = wants_cuda() and sys.platform != "win32" and cuda_toolkit.system_nvcc(cublas=True) is None
+    return group("cuda-engine") if wanted else []
 
 
 def with_cuda(config_settings: Settings) -> dict[str, Any]:

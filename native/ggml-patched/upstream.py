@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--leave-ggml", action="store_true", help="make no edit below ggml/")
     args = parser.parse_args()
     try:
-        print(prepare(args.into.resolve(), args.leave_ggml))
+        print(prepare(args.into.resolve(), args.leave_ggml).as_posix())
     except UpstreamError as error:
         sys.exit(f"sdsage: {error}")
 

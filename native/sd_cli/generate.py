@@ -6,7 +6,7 @@ DIR/cdef.h              the ABI version, and both headers without preprocessor l
 DIR/cdef.cffi           cdef.h as cffi has read it, which spares every start a tenth of a second; only where cffi is
 DIR/sdsage_layout.inc   size and offset of the last field of every struct, as the compiler sees them
 DIR/params_json.cpp     sdsage_params_json: the parameter structs as JSON
-DIR/sdsage.map          the functions of both headers, as the only visible symbols
+DIR/sdsage.map, .def    the functions of both headers, as the only visible symbols; .def for Windows
 """
 
 import argparse
@@ -58,11 +58,20 @@ def structs(cdef: str) -> dict[str, list[Field]]:
     return found
 
 
-def version_script(cdef: str) -> str:
-    """Linker version script that shows the declared functions and hides everything else."""
+def functions(cdef: str) -> list[str]:
+    """Names of the declared functions."""
     declarations = re.sub(r"\{.*?\}", "", cdef, flags=re.S)
-    names = re.findall(r"(\w+)\s*\([^()]*\);", re.sub(r"typedef [^;]*;", "", declarations))
-    return "{\n  global:\n    " + ";\n    ".join(sorted(set(names))) + ";\n  local: *;\n};\n"
+    return sorted(set(re.findall(r"(\w+)\s*\([^()]*\);", re.sub(r"typedef [^;]*;", "", declarations))))
+
+
+def version_script(names: list[str]) -> str:
+    """Linker version script that shows these functions and hides everything else."""
+    return "{\n  global:\n    " + ";\n    ".join(names) + ";\n  local: *;\n};\n"
+
+
+def module_definition(names: list[str]) -> str:
+    """The same for a DLL."""
+    return "EXPORTS\n" + "".join(f"    {name}\n" for name in names)
 
 
 def layout(all_structs: dict[str, list[Field]]) -> str:
@@ -268,7 +277,8 @@ def main() -> None:
         "cdef.cffi": declarations(versioned),
         "sdsage_layout.inc": layout(known),
         "params_json.cpp": params_json(known),
-        "sdsage.map": version_script(cdef),
+        "sdsage.map": version_script(functions(cdef)),
+        "sdsage.def": module_definition(functions(cdef)),
     }
     for name, text in outputs.items():
         path = args.out / name
