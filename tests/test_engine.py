@@ -1,6 +1,7 @@
 """The engine end to end on the tiny models, through the API."""
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,18 @@ import sdsage
 from sdsage._library import sd_cli_path
 
 
-def sd_cli(out: Path, mode: str, files: dict[str, str], *options: str) -> np.ndarray[Any, Any]:
-    """Frames that the native program writes as PNG."""
-    command = [str(sd_cli_path()), "-M", mode, "-t", "1", "-o", str(out / "sd_%03d.png")]
+def model_options(files: Mapping[str, str | Path]) -> list[str | Path]:
+    """The files of a preset as sd-cli takes them."""
+    words: list[str | Path] = []
     for option, path in files.items():
         name = option if option in ("clip_l", "t5xxl", "vae", "taesd") else option.replace("_", "-")
-        command += [f"--{name}", path]
+        words += [f"--{name}", path]
+    return words
+
+
+def sd_cli(out: Path, mode: str, files: Mapping[str, str | Path], *options: str) -> np.ndarray[Any, Any]:
+    """Frames that the native program writes as PNG."""
+    command = [sd_cli_path(), "-M", mode, "-t", "1", "-o", out / "sd_%03d.png", *model_options(files)]
     done = subprocess.run([*command, *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return np.stack([np.asarray(Image.open(p)) for p in sorted(out.glob("sd_*.png"))])

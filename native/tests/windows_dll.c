@@ -21,6 +21,8 @@ static void on_event(const sdsage_event_t * event, void * data) {
     }
 }
 
+static void on_progress(int step, int steps, float seconds, void * data) { (void)step, (void)steps, (void)seconds, (void)data; }
+
 static const char * utf8(const wchar_t * wide) {
     const int size = WideCharToMultiByte(CP_UTF8, 0, wide, -1, NULL, 0, NULL, NULL);
     char * text    = malloc((size_t)size);
@@ -58,14 +60,16 @@ int wmain(int argc, wchar_t ** argv) {
     }
     printf("%s\n", sdsage_build_info());
     sdsage_set_event_callback(on_event, NULL);
+    sd_set_progress_callback(on_progress, NULL); /* else the engine draws a bar on stdout */
 
     sd_ctx_params_t params;
     sd_ctx_params_init(&params);
-    params.n_threads            = 1;
-    params.diffusion_model_path = utf8(argv[1]);
-    params.vae_path             = utf8(argv[2]);
-    params.t5xxl_path           = utf8(argv[3]);
-    sd_ctx_t * ctx              = new_sd_ctx(&params);
+    params.n_threads               = 1;
+    params.free_params_immediately = false; /* two jobs */
+    params.diffusion_model_path    = utf8(argv[1]);
+    params.vae_path                = utf8(argv[2]);
+    params.t5xxl_path              = utf8(argv[3]);
+    sd_ctx_t * ctx                 = new_sd_ctx(&params);
     if (ctx == NULL) {
         fprintf(stderr, "%s\n", sdsage_last_error());
         return 1;

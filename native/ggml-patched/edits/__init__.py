@@ -13,8 +13,9 @@ from edits.programs import SD_CLI, SD_SERVER
 from edits.sizes import SIZES
 from edits.system import SYSTEM
 from edits.table import Edit, Group
+from edits.windows import WINDOWS
 
 __all__ = ["GROUPS", "Edit", "Group"]
 
 # in the order in which they are applied
-GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SHIFT, RANDOM, SD_CLI, SD_SERVER, SAGE, FLASH, DECODE, SYSTEM)
+GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SHIFT, RANDOM, SD_CLI, SD_SERVER, SAGE, FLASH, DECODE, SYSTEM, WINDOWS)

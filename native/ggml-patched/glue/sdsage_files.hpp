@@ -79,7 +79,7 @@ bool check_whole(Loader & loader) {
     std::vector<uint64_t> sizes;
     for (const std::string & f : files) {
         std::error_code ec;
-        const auto n = std::filesystem::file_size(f, ec);
+        const auto n = std::filesystem::file_size(file_name(f), ec);
         sizes.push_back(ec ? 0 : static_cast<uint64_t>(n));
     }
     const auto & map = loader.get_tensor_storage_map();
