@@ -206,6 +206,7 @@ def test_files_that_differ_from_the_commit_are_refused(tmp_path: Path, monkeypat
     [
         (["rocm"], "rocm is no kind of package: cpu, cuda, sdist"),
         (["finish", "no.whl"], "no.whl is not a wheel"),
+        (["--build", "x"], "--build names one folder, and these are 2 packages: cpu, cuda"),
         (["describe"], "no wheel and no source package in"),
     ],
 )

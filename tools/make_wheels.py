@@ -1,6 +1,6 @@
 """Makes the wheels that travel, one for the CPU and one for CUDA, in dist/ with SHA256SUMS and manifest.json.
 
-    python tools/make_wheels.py [--into dist] [--dirty] [cpu] [cuda] [sdist]
+    python tools/make_wheels.py [--into dist] [--build FOLDER] [--dirty] [cpu] [cuda] [sdist]
     python tools/make_wheels.py finish WHEEL --into FOLDER        what cibuildwheel calls for each wheel that it built
     python tools/make_wheels.py describe --into FOLDER            SHA256SUMS and manifest.json of the wheels there
 
@@ -249,8 +249,8 @@ def build_environment(kind: str, given: dict[str, str]) -> dict[str, str]:
     return env
 
 
-def build(kind: str, into: Path) -> Path:
-    """The wheel as the build leaves it, with the build tools of this Python's environment."""
+def build(kind: str, folder: Path, into: Path) -> Path:
+    """The wheel as the build in `folder` leaves it, with the build tools of this Python's environment."""
     command = [
         "-m",
         "pip",
@@ -261,8 +261,7 @@ def build(kind: str, into: Path) -> Path:
         "-w",
         str(into),
     ]
-    # a folder of its own, kept: the next wheel compiles what has changed
-    command += ["-C", f"build-dir={ROOT / 'build' / f'wheel-{kind}'}", str(ROOT)]
+    command += ["-C", f"build-dir={folder}", str(ROOT)]
     python(*command, env=build_environment(kind, dict(os.environ)))
     (wheel,) = into.glob("*.whl")
     return wheel
@@ -279,9 +278,12 @@ def build_sdist(into: Path) -> Path:
     return into / done.stdout.splitlines()[-1]
 
 
-def make(kinds: Sequence[str], into: Path, dirty: bool) -> None:
+def make(kinds: Sequence[str], into: Path, dirty: bool, folder: Path | None = None) -> None:
+    """Builds and finishes; `folder` is the build folder, else one for each kind. It stays, for the next build."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise WheelError(f"{unknown[0]} is no kind of package: {', '.join(KINDS)}", True)
+    if folder and len(kinds) != 1:
+        raise WheelError(f"--build names one folder, and these are {len(kinds)} packages: {', '.join(kinds)}", True)
     if (changed := source()["changed"]) and not dirty:
         raise WheelError(
             f"these files differ from the commit that the manifest would name: {', '.join(changed[:8])}"
@@ -294,7 +296,7 @@ def make(kinds: Sequence[str], into: Path, dirty: bool) -> None:
             print(build_sdist(into))
             continue
         with tempfile.TemporaryDirectory() as tmp:
-            print(finish(build(kind, Path(tmp)), into))
+            print(finish(build(kind, folder or ROOT / "build" / f"wheel-{kind}", Path(tmp)), into))
 
 
 def show(manifest: dict[str, Any]) -> None:
@@ -308,6 +310,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="cpu|cuda|sdist|finish WHEEL|describe", default=["cpu", "cuda"])
     parser.add_argument("--into", type=Path, default=ROOT / "dist", help="folder for the wheels (default: dist)")
+    parser.add_argument("--build", type=Path, help="build folder of the one wheel (default: build/wheel-cpu, -cuda)")
     parser.add_argument("--dirty", action="store_true", help="build although files differ from the commit")
     args = parser.parse_args()
     into: Path = args.into.resolve()
@@ -318,7 +321,7 @@ def main() -> None:
             case ["describe"]:
                 show(describe(into))
             case kinds:
-                make(kinds, into, args.dirty)
+                make(kinds, into, args.dirty, args.build and args.build.resolve())
                 show(describe(into))
     except WheelError as error:
         print(f"make_wheels: {error}", file=sys.stderr)
