@@ -109,11 +109,13 @@ def gencode(words: list[str]) -> list[str]:
 
 
 def test_the_kernels(cuda: dict[str, list[list[str]]]) -> None:
-    """Machine code for the listed architectures and nothing else; fast mathematics; ptxas at its best."""
+    """Machine code for the listed architectures and nothing else, compressed; fast mathematics; ptxas at its best."""
     group = [words for words in cuda["kernels"] if is_cuda(words)]
     assert len(group) == len([*(ROOT / "native" / "sage_cuda").glob("launch/*.cu")]) + 1  # and src/api.cu
     flags = ("-O3", "--use_fast_math", "-Xptxas", "-std=c++17", "-Xcompiler=-fPIC", "-Xcompiler=-fvisibility=hidden")
     assert lacking(group, *flags) == {}
+    compressed = {"--compress-mode=size", "-Xfatbin=-compress-all"}  # the first from CUDA 12.8 on
+    assert not [file_of(words) for words in group if not compressed & set(words)]
     (listed,) = re.findall(r'"kernel_architectures": "([^"]+)"', build_info(CUDA_BUILD))
     names = [name.removesuffix("-real") for name in listed.split()]
     assert names

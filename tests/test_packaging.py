@@ -60,5 +60,10 @@ def test_the_image_is_built_without_what_git_ignores() -> None:
         assert covered or name == "*.egg-info", name
 
 
-def test_what_a_wheel_s_trial_leaves_out_is_there() -> None:
+def test_the_trial_of_a_wheel_leaves_out_what_needs_the_build_folder() -> None:
+    files = {path.name: read(path) for path in (ROOT / "tests").glob("test_*.py")}
+    build = re.compile(r"^from conftest import .*\bBUILD\b|\bupstream_tree\b", re.M)
+    assert {name for name, text in files.items() if build.search(text)} - {Path(__file__).name} <= set(
+        try_wheel.LEFT_OUT
+    )
     assert all((ROOT / "tests" / name).exists() for name in try_wheel.LEFT_OUT)
