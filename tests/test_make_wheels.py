@@ -59,7 +59,7 @@ def finished(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def manifest(finished: Path) -> dict[str, Any]:
-    make_wheels.describe(finished.parent)
+    make_wheels.describe(finished.parent, make_wheels.source())
     told: dict[str, Any] = json.loads((finished.parent / "manifest.json").read_text(encoding="utf-8"))
     return told
 
@@ -143,7 +143,7 @@ def test_a_wheel_described_again_keeps_its_source(finished: Path, manifest: dict
     told = json.loads(json.dumps(manifest))
     told["wheels"][0]["source"]["commit"] = "0" * 40
     (tmp_path / "manifest.json").write_text(json.dumps(told), encoding="utf-8")
-    assert make_wheels.describe(tmp_path) == told
+    assert make_wheels.describe(tmp_path, make_wheels.source()) == told
 
 
 # --- the label of CUDA -----------------------------------------------------------------------------------------------

@@ -173,8 +173,8 @@ def version_key(number: str) -> tuple[int, ...]:
     return tuple(map(int, number.split(".")))
 
 
-def described(wheel: Path, earlier: dict[str, Any]) -> dict[str, Any]:
-    """A wheel's entry in the manifest; `earlier` has the sources of the wheels of the manifest before, by SHA-256."""
+def described(wheel: Path, earlier: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+    """A wheel's entry in the manifest; `earlier` has the sources of wheels of the manifest before, by SHA-256."""
     _, version, *tags = wheel.stem.split("-")
     digest = sha256(wheel)
     with tempfile.TemporaryDirectory() as tmp:
@@ -193,7 +193,7 @@ def described(wheel: Path, earlier: dict[str, Any]) -> dict[str, Any]:
             "bytes_native": {file.name: file.stat().st_size for file in sorted(library.iterdir()) if file.is_file()},
             "bundled": sorted(file.name for file in files if file.parent.name == "sdsage.libs"),
             "system": oldest_system(wheel),
-            "source": earlier.get(digest) or source(),
+            "source": earlier.get(digest, told),
             "build": found["build"],
         }
         if found["build"]["cuda"]:
@@ -216,8 +216,8 @@ def source() -> dict[str, Any]:
     return {"commit": commit, "changed": changed, "upstream": upstream}
 
 
-def describe(folder: Path) -> dict[str, Any]:
-    """Writes manifest.json and SHA256SUMS for the wheels and the source package in `folder`."""
+def describe(folder: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """Writes manifest.json and SHA256SUMS for the wheels and the source package in `folder`; `told`: of new ones."""
     wheels, sdists = sorted(folder.glob("*.whl")), sorted(folder.glob("*.tar.gz"))
     if not wheels and not sdists:
         raise WheelError(f"no wheel and no source package in {folder}", True)
@@ -228,7 +228,7 @@ def describe(folder: Path) -> dict[str, Any]:
     manifest = {
         "name": project["name"],
         "version": project["version"],
-        "wheels": [described(wheel, earlier) for wheel in wheels],
+        "wheels": [described(wheel, earlier, told) for wheel in wheels],
     }
     text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
     target.write_text(text, encoding="utf-8", newline="\n")
@@ -278,13 +278,14 @@ def build_sdist(into: Path) -> Path:
     return into / done.stdout.splitlines()[-1]
 
 
-def make(kinds: Sequence[str], into: Path, dirty: bool, folder: Path | None = None) -> None:
+def make(kinds: Sequence[str], into: Path, dirty: bool, folder: Path | None = None) -> dict[str, Any]:
     """Builds and finishes; `folder` is the build folder, else one for each kind. It stays, for the next build."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise WheelError(f"{unknown[0]} is no kind of package: {', '.join(KINDS)}", True)
     if folder and len(kinds) != 1:
         raise WheelError(f"--build names one folder, and these are {len(kinds)} packages: {', '.join(kinds)}", True)
-    if (changed := source()["changed"]) and not dirty:
+    told = source()  # before the build, which may take hours
+    if (changed := told["changed"]) and not dirty:
         raise WheelError(
             f"these files differ from the commit that the manifest would name: {', '.join(changed[:8])}"
             f"{' ...' if len(changed) > 8 else ''}. Commit them, or pass --dirty, and the manifest lists them",
@@ -297,6 +298,7 @@ def make(kinds: Sequence[str], into: Path, dirty: bool, folder: Path | None = No
             continue
         with tempfile.TemporaryDirectory() as tmp:
             print(finish(build(kind, folder or ROOT / "build" / f"wheel-{kind}", Path(tmp)), into))
+    return describe(into, told)
 
 
 def show(manifest: dict[str, Any]) -> None:
@@ -319,10 +321,9 @@ def main() -> None:
             case ["finish", wheel]:
                 print(finish(Path(wheel).resolve(), into))
             case ["describe"]:
-                show(describe(into))
+                show(describe(into, source()))
             case kinds:
-                make(kinds, into, args.dirty, args.build and args.build.resolve())
-                show(describe(into))
+                show(make(kinds, into, args.dirty, args.build and args.build.resolve()))
     except WheelError as error:
         print(f"make_wheels: {error}", file=sys.stderr)
         sys.exit(2 if error.misuse else 1)
