@@ -58,7 +58,7 @@ def sdsage_command(*args: str) -> "subprocess.Popen[str]":
 
 # A program that ends while a job runs in a thread of it.
 AT_EXIT = """
-import sys, threading
+import contextlib, sys, threading
 sys.path.insert(0, sys.argv[1])
 from conftest import ctx_params, small_image
 import sdsage
@@ -69,7 +69,9 @@ print(ctx.worker_pid, flush=True)
 job = small_image()
 job.sample_params.sample_steps = 5000
 started = threading.Event()
-go = lambda: ctx.generate_image(job, on_progress=lambda p: started.set() if p.stage == "sample" else None)
+def go():
+    with contextlib.suppress(sdsage.SdsageError):  # Python has ended when it comes
+        ctx.generate_image(job, on_progress=lambda p: started.set() if p.stage == "sample" else None)
 threading.Thread(target=go, daemon=True).start()
 started.wait(30)
 """
