@@ -86,6 +86,23 @@ def check(found: Estimate, free: int, given: Way, host: int | None, what: str) -
     raise BadRequest(f"{text}; add {' '.join(options(way, given))}, or let --vram auto choose")
 
 
+def next_way(given: Way, stage: str, free: int | None) -> Way | None:
+    """What a job is tried with after memory did not suffice for it; None: there is nothing left to try.
+
+    Args:
+        stage: in which it failed, as in `Progress.stage`.
+        free: bytes free on the GPU; None on the CPU, where weights have no other place.
+    """
+    pictures = stage in ("decode", "encode_image")
+    if free is None:
+        return Way(given.offload, True, given.max_vram) if pictures and not given.tiling else None
+    for way in ways(given, int(free * _ROOM)):
+        less = way.offload > given.offload or way.max_vram > given.max_vram
+        if less or (pictures and way.tiling > given.tiling):
+            return way
+    return None
+
+
 def budget_bytes(vram: float) -> int:
     """What is left of so many GiB beside CUDA's context."""
     return max(0, int(vram * _GIB) - CONTEXT)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import FileIO
 from typing import Any
@@ -62,10 +62,12 @@ class Worker:
     Args:
         hang_after: seconds without any sign of life after which a running job's worker counts as hung and is ended:
             it was stopped, or is dead-locked; a long step is no reason. None: SDSAGE_WORKER_TIMEOUT, else 60.
+        environment: variables of the process, beside those of this one.
     """
 
-    def __init__(self, *, hang_after: float | None = None) -> None:
+    def __init__(self, *, hang_after: float | None = None, environment: Mapping[str, str] | None = None) -> None:
         self.hang_after = _hang_after(hang_after)
+        self._environment = dict(environment or {})
         self._turn = threading.Condition()
         self._queue: list[Job] = []  # the first one runs
         self._count = 0
@@ -273,7 +275,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=module_environment(),
+            env=module_environment() | self._environment,
             **(more | _apart()),  # type: ignore[call-overload]
         )
         assert isinstance(process.stdin, FileIO)

@@ -8,7 +8,6 @@ it), "video", and what the writer added.
 
 import json
 import os
-import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sdsage._parts import part_of
 from sdsage.errors import BadRequest
 
 FORMAT = 1
@@ -80,7 +80,7 @@ def save_latents(
 
 def write_whole(path: Path, parts: Sequence[bytes]) -> None:
     """Writes beside `path`, through to the disk, then renames: the old file or the new one is there, never half."""
-    part = path.parent / f".sdsage-{secrets.token_hex(8)}.part"
+    part = part_of(path)
     try:
         with part.open("xb") as file:
             file.writelines(parts)

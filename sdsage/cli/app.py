@@ -29,6 +29,11 @@ VERBS = {
         "Make pictures from text, or from pictures and text.",
         'sdsage img-gen --preset tiny-flux -p "a lovely cat" -o cat.png',
     ),
+    "batch": Verb(
+        "Run a list of jobs with one load of each model, and go on where it was stopped; "
+        "'sdsage batch status FOLDER' tells how far one is.",
+        "sdsage batch jobs.yaml --gpus 0,1",
+    ),
     "convert": Verb(
         "Convert a model to another number format.",
         "sdsage convert -m wan.safetensors --type q8_0 -o wan-q8_0.gguf",
@@ -201,24 +206,27 @@ def _guarded(run: Callable[[Mapping[str, Any]], None], verb: str = "") -> Callab
                 _library.check()
             run(raw)
             out.log("exit", "0")
-        except (KeyboardInterrupt, Cancelled) as error:
-            raise _failure(error, "interrupted", 130) from None
-        except SdsageError as error:
-            raise _failure(error, str(error), error.exit_code) from None
         except BrokenPipeError:
             raise
-        except (OSError, ImportError) as error:  # ImportError: the native library is missing or does not fit
-            raise _failure(error, str(error), 1) from None
-        except MemoryError as error:
-            text = "out of memory: choose a smaller size, fewer frames or --vae-tiling"
-            raise _failure(error, text, 1) from None
-        except Exception as error:
-            text = f"{type(error).__name__}: {error} (a fault of sdsage; SDSAGE_DEBUG=1 shows where)"
-            raise _failure(error, text, 1) from None
+        except (KeyboardInterrupt, Exception) as error:
+            raise _failure(error, *explained(error)) from None
         finally:
             out.close()
 
     return guarded
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """An error in words, and the exit code that it leads to."""
+    if isinstance(error, KeyboardInterrupt | Cancelled):
+        return "interrupted", 130
+    if isinstance(error, SdsageError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError | ImportError):  # ImportError: the native library is missing or does not fit
+        return str(error), 1
+    if isinstance(error, MemoryError):
+        return "out of memory: choose a smaller size, fewer frames or --vae-tiling", 1
+    return f"{type(error).__name__}: {error} (a fault of sdsage; SDSAGE_DEBUG=1 shows where)", 1
 
 
 def _failure(error: BaseException, text: str, code: int) -> typer.Exit:

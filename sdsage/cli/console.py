@@ -8,7 +8,8 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -51,9 +52,10 @@ class Console:
         else:
             self.event("log", level=level, text=text)
         if show and not (level == "note" and self.silent):
-            self._show(level, text, color)
+            self.show(level, text, color)
 
-    def _show(self, level: str, text: str, color: bool = False) -> None:
+    def show(self, level: str, text: str, color: bool = False) -> None:
+        """On the terminal alone."""
         if self.printer is not None:
             self.printer(level, text)
             return
@@ -91,7 +93,7 @@ class Console:
         """The end of a command that did not: the message on stderr, and the last line."""
         known = {name: getattr(error, name) for name in ("stage", "step", "expert") if hasattr(error, name)}
         if show:
-            self._show("error", text)
+            self.show("error", text)
         self.log("error", text)
         for words in getattr(error, "last_words", ()):
             self.log("worker", words)
@@ -165,11 +167,22 @@ def _finite(value: Any) -> Any:
 
 
 _console = Console()
+_own: ContextVar[Console | None] = ContextVar("console", default=None)
 
 
 def console() -> Console:
-    """That of the running command."""
-    return _console
+    """That of the running command, or of the job of a batch that this thread works at."""
+    return _own.get() or _console
+
+
+@contextlib.contextmanager
+def speaking_to(own: Console) -> Iterator[None]:
+    """In this block, and this thread, everything that is said goes to `own`."""
+    token = _own.set(own)
+    try:
+        yield
+    finally:
+        _own.reset(token)
 
 
 def new_console(raw: Mapping[str, Any]) -> Console:
@@ -184,7 +197,7 @@ def begin(settings: "Settings") -> None:
     """A verb that does work begins. A log file that can't be written becomes one of the settings' problems."""
     c = console()
     c.json, c.quiet = settings["json"], settings["quiet"]
-    c.verbose, c.color = settings["verbose"], settings["color"]
+    c.verbose, c.color = settings.values.get("verbose", False), settings["color"]
     path = settings["log_file"]
     if path:
         try:

@@ -6,9 +6,9 @@ from typing import Any
 
 from .console import begin, console
 from .engine import engine
-from .generate import check_mode
 from .job import check_inputs
 from .option import CONVERT
+from .prepare import check_mode
 from .report import Reporter
 from .settings import Settings, merge
 from .values import check_type_rules

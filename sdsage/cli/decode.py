@@ -8,10 +8,10 @@ from sdsage.errors import BadRequest
 
 from .console import begin, console
 from .engine import engine
-from .generate import check_mode
 from .job import check_inputs, set_path
 from .option import DECODE, Kind
 from .options import of_verb
+from .prepare import check_mode
 from .report import Reporter
 from .settings import Settings, merge
 

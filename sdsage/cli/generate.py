@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +13,16 @@ from .codecs import show_codecs
 from .console import begin, console
 from .engine import ask, engine
 from .eta import estimate
-from .job import Job, Resolved, build, resolve
+from .job import Job
 from .keeping import Keeping, keep, resumed
+from .loaded import Models
 from .memory import fit
 from .option import IMG
-from .places import plan
+from .prepare import check_mode, check_sage, prepare, ready
 from .record import Run, merged, metadata, summary, summary_lines
 from .repeat import differences, locate
-from .report import Reporter, say
-from .seeds import choose
-from .settings import Settings, merge
+from .report import Reporter
+from .settings import merge
 
 if TYPE_CHECKING:
     from sdsage import Adjustment, Context, Result, Upscaler
@@ -42,23 +41,12 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     locate(settings)
     with engine(settings):
         check_sage(settings)
-        resolved = resolve(settings)
-        look_ahead(settings, resolved)
-        seeds = choose(settings)
-        places = None if settings["print_params"] else plan(settings, resolved.prompt, seeds)
-        settings.problems.stop_if_any()
-        for sentence in settings.warnings:
-            say("warning", sentence)
-        job = build(settings, resolved, seeds)
-        if places is None:
+        prepared = prepare(settings)
+        job = ready(prepared)
+        if prepared.places is None:
             print_params(job)
             return
-        for place in places:
-            place.check_size(job.gen.width, job.gen.height)
-        if verb != IMG and not settings["high_noise_diffusion_model"]:
-            # sd-cli's default of 20 high-noise steps is meant for two experts only
-            job.gen.high_noise_sample_params.sample_steps = -1
-        done = generate(job, places)
+        done = generate(job, prepared.places)
     show(merged(done))
 
 
@@ -74,56 +62,17 @@ def print_params(job: Job) -> None:
         print(text)
 
 
-def look_ahead(settings: Settings, resolved: Resolved) -> None:
-    """Whether the model files fit together, from their headers; first, because it takes milliseconds.
-
-    Raises:
-        BadRequest: with a line for each problem.
-    """
-    if settings.problems.found or settings["print_params"]:
-        return
-    from sdsage._preflight import Lora, files_of, preflight
-
-    found = preflight(
-        files_of(settings.values),
-        [Lora(lora.path, lora.is_high_noise) for lora in resolved.loras],
-        video=settings.verb != IMG,
-        preview_only_tae=settings["taesd_preview_only"],
-    )
-    for problem in found.problems:
-        settings.problems.add(problem)
-    settings.problems.stop_if_any()
-    settings.warnings += found.warnings
-
-
-def check_mode(settings: Settings, expected: str) -> None:
-    """-M of an sd-cli command must agree with the verb."""
-    mode = settings["mode"]
-    if mode in (None, expected):
-        return
-    verbs = {"vid_gen": "vid-gen", "img_gen": "img-gen", "convert": "convert", "upscale": "upscale"}
-    advice = f"run 'sdsage {verbs[mode]}'" if mode in verbs else f"it takes one of {', '.join(verbs)}"
-    settings.problems.add(f"--mode {mode} is not the mode of {settings.verb}: {advice}")
-
-
-def check_sage(settings: Settings) -> None:
-    """--sage-attn where it can't work ends the command before any model file is looked at."""
-    if settings["sage_attn"] and not settings["print_params"]:
-        settings.problems.stop_if_any()
-        ask(settings, "check_sage", settings["sage_kernel"], settings["device"])
-
-
-def generate(job: Job, places: "list[Output]") -> list[Run]:
+def generate(job: Job, places: "list[Output]", models: Models | None = None) -> list[Run]:
     """Loads the model, generates, upscales and writes; each part is written before the next one begins."""
-    from sdsage import Context
-
     from .preview import PreviewFile, engine_preview
 
-    settings = job.settings
+    settings, models = job.settings, models or Models()
+    if models.keeps:
+        job.ctx.vae_decode_only = False  # the next job may have a picture
     job.memory = fit(job, *ask(settings, "gpu_memory", settings["device"]))  # before the bounds: tiles may be chosen
     ask(settings, "check_memory", job.ctx, settings["device"], job.gen)
     todo = keep(job, places)
-    job.ctx.free_params_immediately = len(todo) == 1 and not settings.values.get("extend")
+    job.ctx.free_params_immediately = not models.keeps and len(todo) == 1 and not settings.values.get("extend")
     with Reporter(settings, estimate(job)) as reporter:
         reporter.shown.update(settings.warnings)
         if settings["seed"] < 0 and not settings["seeds"]:
@@ -136,7 +85,7 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
         done: list[Run] = []
         last = todo[-1]
         # first: a wrong file is found before the work
-        with open_upscaler(settings, reporter) as upscaler, last.watching(reporter):
+        with models.upscaler(settings, reporter) as upscaler, last.watching(reporter):
 
             def finish(kept: Keeping, result: "Result") -> None:
                 for sentence in result.adjusted:
@@ -144,15 +93,7 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
                 done.append(write(job, result, kept.place, reporter, upscaler))
                 done[-1].latents = kept.saved
 
-            with Context(
-                job.ctx,
-                device=settings["device"],
-                allow_pickle=settings["allow_pickle"],
-                on_progress=reporter.progress,
-                on_log=reporter.log,
-                isolated=settings.worker or True,
-                decode_only=last.decode_only if len(todo) == 1 else None,
-            ) as context:
+            with models.context(job, reporter, last.decode_only if len(todo) == 1 else None) as context:
                 check_size(context, job, reporter)
                 job.fps_why = video.settle_fps(settings, context) if settings.verb != IMG else ""
                 job.engine = ask(settings, "build_info")
@@ -168,7 +109,7 @@ def generate(job: Job, places: "list[Output]") -> list[Run]:
                 try:
                     result = start(context, last, more, reporter)
                 except WorkerDied as death:
-                    result = last.decode_in_tiles(death, reporter)
+                    result = last.decode_in_tiles(death, reporter, models)
             finish(last, result)  # the last one without the model in memory
     return done
 
@@ -224,28 +165,6 @@ def write(job: Job, result: "Result", output: "Output", reporter: Reporter, upsc
     run.files, run.notes = tuple(map(Path, files)), (*job.notes, *output.notes, *(job.inputs.notes() if info else ()))
     run.upscale, run.encode = seconds, time.monotonic() - began
     return run
-
-
-def open_upscaler(settings: Settings, reporter: Reporter) -> "AbstractContextManager[Upscaler | None]":
-    """The model of --upscale-model, to be closed by `with`; nothing when there is none."""
-    return make_upscaler(settings, reporter) if settings["upscale_model"] else nullcontext()
-
-
-def make_upscaler(settings: Settings, reporter: Reporter) -> "Upscaler":
-    """The model of --upscale-model."""
-    from sdsage import Upscaler
-
-    return Upscaler(
-        settings["upscale_model"],
-        device=settings["device"],
-        n_threads=settings["threads"],
-        tile_size=settings["upscale_tile_size"],
-        direct=settings["diffusion_conv_direct"],
-        offload_params_to_cpu=settings["offload_to_cpu"],
-        allow_pickle=settings["allow_pickle"],
-        on_log=reporter.log,
-        isolated=settings.worker or True,
-    )
 
 
 def upscaled(frames: Any, upscaler: "Upscaler", repeats: int) -> Any:

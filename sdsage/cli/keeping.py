@@ -16,6 +16,7 @@ from sdsage.errors import BadRequest, Cancelled, DecodeError, GenerationError, R
 
 from .engine import ask
 from .job import Job
+from .loaded import Models
 from .option import DECODE, Kind, Option
 from .options import by_key, of_verb
 from .places import DEFAULT_OUTPUT
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 # Options of the command that was ended, and not of its work.
 _OF_ONE_COMMAND = {"resume", "output", "overwrite", "json", "quiet", "verbose", "color", "log_file"}
-# In the last words of a process that was ended because memory did not suffice.
+# In the message and the last words where memory did not suffice.
 _FOR_MEMORY = re.compile(r"alloc|mem_buffer|out of memory|insufficient memory|memory runs out, and did|memory was low")
 _LONGEST = 200  # bytes of a file's name that leave room for what is put around it
 # Settings of an input that is not an option's own, by the parameter that it becomes.
@@ -52,6 +53,11 @@ _NAMES = {
     "gen.sample_params.custom_sigmas": "--sigmas",
     "ctx.embeddings": "--embd-dir",
 }
+
+
+def for_memory(error: Exception) -> bool:
+    """Whether the engine failed, or its process was ended, because memory did not suffice."""
+    return bool(_FOR_MEMORY.search("\n".join((str(error), *getattr(error, "last_words", ())))))
 
 
 def checkpoint_path(output: str, part: int | None = None) -> Path:
@@ -207,18 +213,17 @@ class Keeping:
         save_latents(path, latents, model, about(self.job, self.part))
         self.saved = (path,)
 
-    def decode_in_tiles(self, death: WorkerDied, reporter: Reporter) -> "Result":
+    def decode_in_tiles(self, death: WorkerDied, reporter: Reporter, models: Models) -> "Result":
         """A second try in another process, when the first was ended by a decode that memory did not suffice for.
 
         Raises:
             WorkerDied: it was something else, or there is nothing to decode.
             DecodeError: memory does not suffice for tiles either.
         """
-        from sdsage import Context, load_latents
+        from sdsage import load_latents
 
         job, checkpoint = self.job, self.checkpoint
-        words = "\n".join((str(death), *death.last_words))
-        if death.stage != "decode" or checkpoint is None or not _FOR_MEMORY.search(words):
+        if death.stage != "decode" or checkpoint is None or not for_memory(death):
             raise death
         if not checkpoint.path.is_file() or not checkpoint.read().finished:
             raise death
@@ -229,15 +234,7 @@ class Keeping:
         reporter.message("warning", f"{death}\ndecoding is tried again in tiles, in a new process")
         tiling.enabled = True
         try:
-            with Context(
-                job.ctx,
-                device=job.settings["device"],
-                allow_pickle=job.settings["allow_pickle"],
-                on_progress=reporter.progress,
-                on_log=reporter.log,
-                isolated=True,
-                decode_only=latents.model,
-            ) as context:
+            with models.again(job, reporter, latents.model) as context:
                 result = context.decode_all(latents.tensors, tiling, seeds=checkpoint.read().seeds)
         except WorkerDied as again:
             raise DecodeError(str(again), latents.tensors, latents.model) from None

@@ -192,10 +192,15 @@ def _checked_keys(table: Mapping[str, Any], source: str, verb: str, problems: Pr
         if key in options and key not in ("config", "mode"):
             found[key] = value
         else:
-            near = get_close_matches(key, options, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; keys are the long options with underscores"
-            problems.add(f"{source} has {written}, which is not an option of {verb}{hint}")
+            problems.add(unknown_key(written, verb, source))
     return found
+
+
+def unknown_key(written: str, verb: str, source: str) -> str:
+    """What is said of a key that is no option."""
+    near = get_close_matches(written.replace("-", "_"), [o.key for o in of_verb(verb)], n=1)
+    hint = f"; did you mean {near[0]}?" if near else "; keys are the long options with underscores"
+    return f"{source} has {written}, which is not an option of {verb}{hint}"
 
 
 def without_effect(settings: Settings) -> list[str]:

@@ -10,9 +10,11 @@ from sdsage.errors import BadRequest
 from .codecs import show_codecs
 from .console import begin, console
 from .engine import engine
-from .generate import check_mode, make_upscaler, upscaled
+from .generate import upscaled
 from .job import check_inputs
+from .loaded import make_upscaler
 from .option import UPSCALE
+from .prepare import check_mode
 from .record import enlarged
 from .report import Reporter
 from .settings import Settings, merge

@@ -7,7 +7,7 @@ hide the file, clash with a device name of Windows, or make the component longer
 import os
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sdsage.errors import OutputError
 
@@ -29,15 +29,18 @@ def is_pattern(path: str) -> bool:
     return any(match.group(1) for match in _SPECIFIER.finditer(path))
 
 
-def fields_of(template: str) -> set[str]:
+def fields_of(template: str, more: Collection[str] = ()) -> set[str]:
     """Names of the fields in a template.
+
+    Args:
+        more: names that are known here beside those of every output.
 
     Raises:
         OutputError: one of them is unknown.
     """
     found = {match.group(1) for match in _FIELD.finditer(template) if match.group(1)}
-    for name in sorted(found.difference(FIELDS)):
-        known = ", ".join(f"{{{field}}}" for field in FIELDS)
+    for name in sorted(found.difference(FIELDS, more)):
+        known = ", ".join(f"{{{field}}}" for field in FIELDS) + (", an option such as {steps}" if more else "")
         raise OutputError(
             f"output {template!r}: {{{name}}} is not known: use {known}, or write {{{{{name}}}}} for plain braces"
         )

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sdsage._parts import part_of
 from sdsage.errors import BadRequest, OutputError, SdsageError
 from sdsage.media import check, codecs, naming, pyav, stills
 from sdsage.media.metadata import Metadata
@@ -125,7 +125,7 @@ class Output:
     def _whole(self, paths: Sequence[Path]) -> Iterator[list[Path]]:
         """Temporary names for `paths`, which become them when the block ends without an exception."""
         targets = [Path(os.path.realpath(path)) for path in paths]  # through a link, as plain writing would
-        parts = [target.parent / f".sdsage-{secrets.token_hex(8)}.part" for target in targets]
+        parts = [part_of(target) for target in targets]
         folders: list[Path] = []
         try:
             for folder in dict.fromkeys(target.parent for target in targets):

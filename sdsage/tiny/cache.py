@@ -8,6 +8,8 @@ from pathlib import Path
 from sdsage.errors import BadRequest, OutputError
 from sdsage.tiny.files import FILES, ModelFile
 
+_seen: dict[Path, tuple[str, int, int, int, int]] = {}  # whole files, and what they looked like then
+
 
 def cache_dir() -> Path:
     """SDSAGE_CACHE_DIR, else XDG_CACHE_HOME/sdsage, else ~/.cache/sdsage; not created here.
@@ -59,7 +61,13 @@ def ensure(names: Iterable[str], on_write: Callable[[Path], None] | None = None)
 
 def _is_whole(file: ModelFile, path: Path) -> bool:
     try:
-        return file.is_whole(path.read_bytes())
+        found = os.stat(path)
+        stamp = (file.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+        if _seen.get(path) != stamp:  # else this process has read it already
+            if not file.is_whole(path.read_bytes()):
+                return False
+            _seen[path] = stamp
+        return True
     except FileNotFoundError:
         return False
 
