@@ -20,6 +20,7 @@ from sdsage import _library
 if TYPE_CHECKING:
     from sdsage._job import Attention, Device, Preview, Progress, SageInfo, Step, devices, sage_info
     from sdsage._supervisor import Worker
+    from sdsage.batch import Batch
     from sdsage.checkpoint import Checkpoint
     from sdsage.context import Adjustment, Context, Result, Timings
     from sdsage.enums import (
@@ -76,6 +77,7 @@ if not _library.tells_itself():
 _WHERE = {
     "_job": "Attention Device Preview Progress SageInfo Step devices sage_info",
     "_supervisor": "Worker",
+    "batch": "Batch",
     "checkpoint": "Checkpoint",
     "context": "Adjustment Context Result Timings",
     "enums": "CacheMode HiresUpscaler LogLevel LoraApplyMode Prediction PreviewMode RngType SageKernel SampleMethod"
@@ -93,6 +95,7 @@ __all__ = [
     "Adjustment",
     "Attention",
     "BadRequest",
+    "Batch",
     "CacheMode",
     "Cancelled",
     "Checkpoint",

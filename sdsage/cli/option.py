@@ -63,7 +63,7 @@ class Panel:
 _LIMITS: dict[float, str] = {-(2**63): "-2^63", 2**63 - 1: "2^63 - 1"}  # how the ends of a range are written
 
 VID, IMG, CONVERT, UPSCALE, DEVICES, INFO = "vid-gen", "img-gen", "convert", "upscale", "devices", "info"
-DOCTOR, DECODE, VERIFY = "doctor", "decode", "verify"
+DOCTOR, DECODE, VERIFY, BATCH = "doctor", "decode", "verify", "batch"
 BENCH_ATTN, BENCH_GEN = "bench attn", "bench gen"
 GENERATE = frozenset({VID, IMG})
 

@@ -24,6 +24,7 @@ from sdsage.enums import (
 )
 
 from .option import (
+    BATCH,
     BENCH_ATTN,
     BENCH_GEN,
     CONVERT,
@@ -61,6 +62,7 @@ RUNS = GENERATE | {CONVERT, DECODE, UPSCALE}
 BENCH = frozenset({BENCH_ATTN, BENCH_GEN})
 ANSWERS = BENCH | {DEVICES, DOCTOR, INFO, VERIFY}  # verbs that only answer
 RANDOM = ("tiny", "tiny-flux", "sd1.5", "wan-1.3b", "wan-14b")  # models of random weights: sdsage._bench.models
+_TOLD = RUNS | {BATCH}  # verbs that say what they do while they do it
 _MUST = "none, it must be given"
 _ENGINE = "chosen by the engine for the model"
 
@@ -387,7 +389,8 @@ _OUTPUT = (
     Option("--crf", "Quality of the codec: lower is better and larger", Panel.OUTPUT, INT, unit="steps", low=0, high=63,
            verbs=frozenset({VID, UPSCALE}), record=False,
            default_text="that of the codec: h264 17, h265 20, vp9 18, av1 24"),
-    Option("--overwrite", "Replace files that exist", Panel.OUTPUT, SWITCH, verbs=RUNS, record=False),
+    Option("--overwrite", "Replace files that exist", Panel.OUTPUT, SWITCH, verbs=RUNS | {BATCH}, record=False,
+           in_verb=((BATCH, "Replace files that exist and are not of this batch as it is now", ""),)),
     Option("--disable-image-metadata", "Leave prompt and settings out of the files", Panel.OUTPUT, SWITCH,
            aliases=("--no-metadata",), verbs=GENERATE | {DECODE}, record=False),
     Option("--save-latents", "Keep the final latents beside the output, as NAME.latents.safetensors for sdsage decode",
@@ -441,7 +444,7 @@ _RUN = (
     Option("--print-params", "Print the parameters as JSON and stop before anything is loaded", Panel.RUN, SWITCH,
            record=False),
     Option("--json", "Print JSON on stdout: an object a line for each event, the last one with the result or the "
-           "error; docs/json.md has the fields", Panel.RUN, SWITCH, verbs=RUNS | ANSWERS, record=False,
+           "error; docs/json.md has the fields", Panel.RUN, SWITCH, verbs=_TOLD | ANSWERS, record=False,
            in_verb=tuple((verb, "Print the answer as one line of JSON; docs/json.md has the fields", "")
                          for verb in sorted(ANSWERS))),
     Option("--tensors", "List every tensor of a model file with its shape and number format", Panel.RUN, SWITCH,
@@ -449,18 +452,39 @@ _RUN = (
     Option("--sass", "Read the architectures of the GPU code out of the files themselves too", Panel.RUN, SWITCH,
            verbs=frozenset({DOCTOR}), record=False),
     Option("--quiet", "Show no progress and no summary; warnings and errors stay, and of --json the last line",
-           Panel.RUN, SWITCH, short="-q", verbs=RUNS, record=False),
+           Panel.RUN, SWITCH, short="-q", verbs=_TOLD, record=False),
     Option("--verbose", "Show the engine's informative and debugging messages", Panel.RUN, SWITCH, short="-v",
            verbs=RUNS, record=False),
     Option("--log-file", "Add everything to the end of this file with the time, the engine's debugging messages "
-           "included, whatever is shown", Panel.RUN, FILE, verbs=RUNS, record=False),
-    Option("--color", "Colour the level of each message even when stderr is no terminal", Panel.RUN, SWITCH, verbs=RUNS,
+           "included, whatever is shown", Panel.RUN, FILE, verbs=_TOLD, record=False),
+    Option("--color", "Colour the level of each message even when stderr is no terminal", Panel.RUN, SWITCH,
+           verbs=_TOLD, record=False),
+)  # fmt: skip
+
+_OF_BATCH = frozenset({BATCH})
+_BATCH = (
+    Option("--folder", "Folder of the batch, where its journal, results.jsonl and contact-sheet.html are",
+           Panel.OUTPUT, FOLDER, default_text="the folder that all outputs are in", verbs=_OF_BATCH, record=False),
+    Option("--gpus", "GPUs to run on, one worker process for each", Panel.RUN, Kind.INTS, unit="numbers", low=0,
+           default=(), default_text="all of them, else the CPU", verbs=_OF_BATCH, record=False),
+    Option("--cpu-workers", "Run on the CPU, in this many worker processes, which share its cores", Panel.RUN, INT,
+           unit="processes", low=1, high=64, default_text="1 where there is no GPU", verbs=_OF_BATCH, record=False,
+           beaten_by=("--gpus",)),
+    Option("--only", "Run only these jobs: numbers such as 3,7-9, or a pattern of output names such as 'out/cat*'",
+           Panel.RUN, unit="numbers or pattern", default_text="all jobs", verbs=_OF_BATCH, record=False),
+    Option("--limit", "Run at most this many jobs now", Panel.RUN, INT, unit="jobs", low=1, default_text="all jobs",
+           verbs=_OF_BATCH, record=False),
+    Option("--max-failures", "Stop when this many jobs have failed", Panel.RUN, INT, unit="jobs", low=1,
+           default_text="go on with the next one", verbs=_OF_BATCH, record=False),
+    Option("--retry-failed", "Run jobs again that have failed or were set aside", Panel.RUN, SWITCH, verbs=_OF_BATCH,
            record=False),
+    Option("--dry-run", "Print the plan and stop: jobs, their order, model loads, time and memory so far as they are "
+           "known, outputs that exist", Panel.RUN, SWITCH, verbs=_OF_BATCH, record=False),
 )  # fmt: skip
 
 TABLE: tuple[Option, ...] = (
     *(_LATENTS + _MODEL + _PROMPT + _PICTURES + _SAMPLING + _HIGH_NOISE + _SIZE),
-    *(_MEMORY + _SPEED + _UPSCALING + _PREVIEW + _OUTPUT + _RUN),
+    *(_MEMORY + _SPEED + _UPSCALING + _PREVIEW + _OUTPUT + _BATCH + _RUN),
 )
 
 # Names of other versions of the engine. Those with a successor still work; the others say what to use.

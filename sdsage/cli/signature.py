@@ -6,11 +6,16 @@ from typing import Any
 
 import typer
 
-from .option import INFO, Kind, Option
+from .option import BATCH, INFO, Kind, Option
 from .options import REMOVED, RENAMED, by_key, of_verb
 from .settings import hidden_key
 
 Raw = Mapping[str, Any]
+# Verbs that take any number of words without an option, as "files".
+_WORDS = {
+    INFO: ("FILE...", "Model files, pictures and videos."),
+    BATCH: ("JOBS", "Job file: .jsonl, .yaml, .json or .csv; or: status FOLDER."),
+}
 
 
 def command(verb: str, run: Callable[[Raw], None]) -> Callable[..., None]:
@@ -23,9 +28,10 @@ def command(verb: str, run: Callable[[Raw], None]) -> Callable[..., None]:
         run(raw)
 
     parameters = [p for option in of_verb(verb) for p in _parameters(option)] + _old_names(verb)
-    if verb == INFO:
-        files = typer.Argument(None, metavar="FILE...", help="Model files, pictures and videos.", show_default=False)
-        parameters.insert(0, _parameter("files", files, list[str]))
+    if verb in _WORDS:
+        metavar, help = _WORDS[verb]
+        words = typer.Argument(None, metavar=metavar, help=help, show_default=False)
+        parameters.insert(0, _parameter("files", words, list[str]))
     body.__name__ = verb.replace("-", "_")
     body.__annotations__ = {p.name: p.annotation for p in parameters}
     body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

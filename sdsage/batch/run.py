@@ -1,0 +1,336 @@
+"""Runs a batch: hands jobs to places, and writes down what became of them. The engine is in the places."""
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sdsage.batch import sheet
+from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Journal, Row
+from sdsage.batch.lock import Lock
+from sdsage.batch.places import CRASHED, STOPPED, Outcome, Place, Task
+from sdsage.batch.places import DONE as MADE
+from sdsage.batch.plan import Job
+from sdsage.batch.schedule import Queue
+from sdsage.batch.state import State, checkpoint_of, stamp
+from sdsage.latents import write_whole
+from sdsage.media import naming
+
+RESULTS = "results.jsonl"
+MOST_CRASHES = 2  # of one job
+_TICK = 0.25  # seconds between two looks at the clock while nothing happens
+Event = Mapping[str, Any]
+
+
+@dataclass
+class Doing:
+    """What a place does. `seconds_left`: of the sampling; None when nobody knows."""
+
+    worker: str
+    model: str = ""
+    job: int | None = None
+    output: str = ""
+    stage: str = ""
+    step: int = 0
+    steps: int = 0
+    seconds_left: float | None = None
+    since: float = 0.0
+
+
+@dataclass
+class Progress:
+    """How far a batch is; what the watchers see.
+
+    Attributes:
+        total, done, failed, left: jobs of the whole job file; jobs that were set aside count as failed.
+        seconds_left: of the whole batch, from jobs of the same kind that are done; None when nobody knows.
+        loads: models that were loaded in this run.
+    """
+
+    workers: list[Doing]
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    left: int = 0
+    seconds_left: float | None = None
+    loads: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a run before its time."""
+
+    only: str | None = None
+    limit: int | None = None
+    max_failures: int | None = None
+    retry_failed: bool = False
+
+
+@dataclass
+class Done:
+    """How a run ended.
+
+    Attributes:
+        ran: rows of the jobs that were tried, in the order of their ends.
+        stopped: by Ctrl-C.
+    """
+
+    folder: Path
+    progress: Progress
+    rows: list[Row]
+    ran: list[Row] = field(default_factory=list)
+    stopped: bool = False
+    sheet: Path | None = None
+
+
+class Driver:
+    """One run of a batch, from the first job to the last."""
+
+    def __init__(
+        self,
+        state: State,
+        places: Sequence[Place],
+        journal: Journal,
+        lock: Lock,
+        on_event: Callable[[Event], None],
+        on_result: Callable[[Row], None] | None = None,
+    ) -> None:
+        self._state, self._places, self._journal, self._lock = state, {p.name: p for p in places}, journal, lock
+        self._tell, self._on_result = on_event, on_result
+        self._events: queue.SimpleQueue[tuple[str, str, Any]] = queue.SimpleQueue()
+        self._inboxes: dict[str, queue.SimpleQueue[Task | None]] = {name: queue.SimpleQueue() for name in self._places}
+        self._busy: dict[str, Job] = {}
+        self._doing = {name: Doing(name) for name in self._places}
+        self._seconds: dict[str, list[float]] = {}
+        for row in state.rows.values():
+            if row.state == DONE and row.seconds:
+                self._seconds.setdefault(row.kind, []).append(row.seconds)
+        self._stop = 0  # how often somebody asked
+        self._failures = 0
+        self.progress = Progress(list(self._doing.values()))
+        self.done = Done(state.plan.folder, self.progress, [])
+
+    def run(self, limits: Limits) -> Done:
+        """Returns when all is done that can be, or when it was stopped."""
+        todo = self._state.todo(limits.only, limits.limit, limits.retry_failed)
+        for job in todo:
+            row = self._state.row(job)
+            if row.state in (FAILED, ASIDE):
+                row.crashes, row.memory, row.state = 0, {}, WAITING
+        self._waiting = Queue(todo)
+        self._count()
+        results = self._state.plan.folder / RESULTS
+        self._write_results(results)
+        threads = [threading.Thread(target=self._work, args=(p,), daemon=True) for p in self._places.values()]
+        for thread in threads:
+            thread.start()
+        try:
+            with self._hearing_interrupts(), open(results, "a", encoding="utf-8") as self._results:
+                self._drive(limits)
+        finally:
+            self._end(threads)
+        self.done.rows = list(self._state.rows.values())
+        self._write_results(results)
+        self.done.stopped = self._stop > 0
+        if not self.done.stopped:
+            self.done.sheet = sheet.write(self._state.plan.folder, self.done.rows)
+        return self.done
+
+    # ---- the thread of a place
+
+    def _work(self, place: Place) -> None:
+        while (task := self._inboxes[place.name].get()) is not None:
+            number = task.number
+
+            def tell(event: str, fields: Mapping[str, Any], number: int = number) -> None:
+                self._events.put((place.name, event, {"job": number, **fields}))
+
+            self._events.put((place.name, "", place.run(task, tell)))
+
+    # ---- the thread of the batch
+
+    def _drive(self, limits: Limits) -> None:
+        while True:
+            if not self._stop and (limits.max_failures is None or self._failures < limits.max_failures):
+                self._hand_out()
+            if not self._busy:
+                return
+            with suppress(queue.Empty):
+                name, event, what = self._events.get(timeout=_TICK)
+                if event:
+                    self._heard(name, event, what)
+                else:
+                    self._finished(name, what)
+            self._show()
+            if self._stop > 1:
+                return
+
+    def _hand_out(self) -> None:
+        for name in self._places:
+            if name in self._busy:
+                continue
+            job = self._waiting.take(name)
+            if job is None:
+                return
+            row = self._state.row(job)
+            row.state, row.worker, row.began, row.message = RUNNING, name, time.time(), ""
+            row.attempts += 1
+            row.before = stamp(job.paths[0])
+            self._journal.put([row])
+            self._busy[name] = job
+            doing = self._doing[name]
+            doing.model, doing.job, doing.output, doing.since = job.model, job.number, job.output, row.began
+            doing.stage, doing.step, doing.steps, doing.seconds_left = "start", 0, 0, None
+            fields = {"job": job.number, "output": job.output, "worker": name, "state": RUNNING}
+            self._tell({"event": "job", **fields, "model": job.model, "attempt": row.attempts})
+            self._inboxes[name].put(self._task(job, row))
+
+    def _task(self, job: Job, row: Row) -> Task:
+        raw = {**job.wanted.raw, **row.memory, "output": naming.literal(job.output), "seed": str(row.seed)}
+        if job.overwrite:
+            raw["overwrite"] = True
+        return Task(job.number, job.wanted.verb, raw, row.attempts > 1 and checkpoint_of(job).is_file())
+
+    def _heard(self, name: str, event: str, fields: Mapping[str, Any]) -> None:
+        doing = self._doing[name]
+        if event in ("stage", "step"):
+            doing.stage = fields["stage"]
+            doing.step, doing.steps = fields.get("overall_step", fields.get("step", 0)), fields["steps"]
+            doing.steps = fields.get("overall_steps", doing.steps)
+            doing.seconds_left = fields.get("seconds_left") if event == "step" else None
+        self._tell({"event": event, "worker": name, **fields})
+
+    def _finished(self, name: str, outcome: Outcome) -> None:
+        job = self._busy.pop(name)
+        row = self._state.row(job)
+        row.ended = time.time()
+        self.progress.loads += outcome.loaded
+        self._judge(job, row, outcome)
+        self._journal.ended(row)
+        doing = self._doing[name]
+        doing.job, doing.stage, doing.seconds_left = None, "", None
+        self._count()
+        again = row.state == WAITING
+        if again and outcome.state != STOPPED:
+            self._waiting.put_back(job)
+        fields = {"job": job.number, "output": job.output, "worker": name, "state": row.state, "text": row.message}
+        counts = {"done": self.progress.done, "failed": self.progress.failed, "left": self.progress.left}
+        self._tell({"event": "job", **fields, "files": self._names(row), "seconds": round(row.seconds, 3), **counts})
+        if not again:
+            self.done.ran.append(row)
+            print(_line(self._state.plan.folder, row), file=self._results, flush=True)
+            if self._on_result is not None:
+                self._on_result(row)
+
+    def _judge(self, job: Job, row: Row, outcome: Outcome) -> None:
+        row.message = outcome.message
+        if outcome.state == MADE:
+            top = self._state.plan.folder
+            row.files = [[os.path.relpath(path, top), *rest] for path, *rest in outcome.files]
+            row.state, row.summary, row.poster, row.seconds = DONE, outcome.summary, outcome.poster, outcome.seconds
+            self._seconds.setdefault(row.kind, []).append(row.seconds)
+            return
+        if outcome.state == STOPPED:
+            row.state = WAITING
+            return
+        row.crashes += outcome.state == CRASHED
+        if outcome.memory and not row.memory:
+            row.memory, row.state = outcome.memory, WAITING
+        elif outcome.state == CRASHED and row.crashes < MOST_CRASHES:
+            row.state = WAITING
+        else:
+            row.state = ASIDE if outcome.state == CRASHED else FAILED
+            self._failures += 1
+
+    def _names(self, row: Row) -> list[str]:
+        return [os.path.join(self._state.plan.folder, name) for name, *_ in row.files]
+
+    def _count(self) -> None:
+        p, state = self.progress, self._state
+        p.total, p.done, p.failed = len(state.rows), state.count(DONE), state.count(FAILED, ASIDE)
+        p.left = p.total - p.done - p.failed
+        left = [row for row in state.rows.values() if row.state in (WAITING, RUNNING)]
+        known = [sum(t) / len(t) for row in left if (t := self._seconds.get(row.kind))]
+        p.seconds_left = sum(known) / len(self._places) if left and len(known) == len(left) else None
+
+    def _show(self) -> None:
+        p = self.progress
+        fields = {k: v for k, v in vars(p).items() if k != "workers"}
+        self._lock.live({**fields, "workers": [vars(doing) for doing in p.workers], "updated": time.time()})
+
+    def _write_results(self, path: Path) -> None:
+        rows = sorted(self._state.rows.values(), key=lambda row: row.number or 0)
+        over = (row for row in rows if row.state not in (WAITING, RUNNING))
+        lines = "".join(f"{_line(self._state.plan.folder, row)}\n" for row in over)
+        write_whole(path, [lines.encode()])
+
+    # ---- the end
+
+    @contextlib.contextmanager
+    def _hearing_interrupts(self) -> Iterator[None]:
+        """Ctrl-C stops the jobs where they are; a second one does not wait for files that are being written."""
+
+        def hear(number: int, frame: Any) -> None:
+            self._stop += 1
+            if self._stop == 1:
+                for place in self._places.values():
+                    threading.Thread(target=place.stop, daemon=True).start()
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, hear)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _end(self, threads: list[threading.Thread]) -> None:
+        if self._busy:  # an error of ours, or a second Ctrl-C
+            for place in self._places.values():
+                place.stop()
+        for name in self._places:
+            self._inboxes[name].put(None)
+        if self._stop < 2:
+            for thread in threads:
+                thread.join()
+        for place in self._places.values():
+            place.close()
+
+
+def _line(folder: Path, row: Row) -> str:
+    """A job as a line of results.jsonl."""
+    from sdsage.cli.console import as_json
+
+    return as_json(described(folder, row))
+
+
+def described(folder: Path, row: Row) -> dict[str, Any]:
+    """A job as plain values: for results.jsonl, `sdsage batch status --json` and Python."""
+    return {
+        "job": row.number,
+        "key": row.key,
+        "state": row.state,
+        "mode": row.verb,
+        "model": row.model,
+        "output": os.path.join(folder, row.output),
+        "files": [{"file": os.path.join(folder, n), "bytes": size, "sha256": sha} for n, size, sha in row.files],
+        "seed": row.seed,
+        "options": row.options,
+        "message": row.message,
+        "attempts": row.attempts,
+        "crashes": row.crashes,
+        "memory": row.memory,
+        "worker": row.worker,
+        "began": row.began,
+        "ended": row.ended,
+        "seconds": round(row.seconds, 3),
+        "summary": row.summary,
+    }

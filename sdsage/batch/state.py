@@ -1,0 +1,169 @@
+"""What a journal and a plan say together: which jobs are done, and how the others go on."""
+
+import fnmatch
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sdsage._parts import orphans
+from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Row
+from sdsage.batch.places import whole
+from sdsage.batch.plan import Job, Plan, check_distinct
+from sdsage.batch.sheet import poster
+from sdsage.cli.keeping import checkpoint_path
+from sdsage.errors import BadRequest
+from sdsage.media import naming
+
+_SHOWN = 20  # lines of one kind of problem
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@dataclass
+class State:
+    """A plan beside its journal.
+
+    Attributes:
+        rows: of all jobs of the plan, by key.
+        redone: outputs that were recorded, and are missing or damaged now.
+        adopted: jobs that were done, but for a word in the journal.
+    """
+
+    plan: Plan
+    rows: dict[str, Row]
+    redone: list[str] = field(default_factory=list)
+    adopted: list[Row] = field(default_factory=list)
+
+    def row(self, job: Job) -> Row:
+        return self.rows[job.key]
+
+    def count(self, *states: str) -> int:
+        return sum(row.state in states for row in self.rows.values())
+
+    def todo(self, only: str | None = None, limit: int | None = None, retry_failed: bool = False) -> list[Job]:
+        """The jobs to run now, in their order. Raises BadRequest for an `only` that names none."""
+        chosen = select(self.plan.jobs, only) if only else self.plan.jobs
+        states = {WAITING, RUNNING} | ({FAILED, ASIDE} if retry_failed else set())
+        found = self.plan.ordered(job for job in chosen if self.row(job).state in states)
+        return found[:limit]
+
+
+def settle(plan: Plan, known: Mapping[str, Row], overwrite: bool) -> State:
+    """Gives each job its row, its seed and its output; looks at what is there, and writes nothing.
+
+    Raises:
+        BadRequest: two jobs would write one file, or one would replace a file that is not its own.
+    """
+    state = State(plan, {})
+    date = time.strftime("%Y-%m-%d")
+    conflicts = []
+    for job in plan.jobs:
+        row = known.get(job.key)
+        if row is None:
+            seed = secrets.randbits(31) if job.seed is None else job.seed
+            name = os.path.relpath(os.path.abspath(job.name(seed, date)), os.path.abspath(plan.folder))
+            row = Row(job.key, job.number, job.wanted.verb, job.model, name, seed, job.wanted.raw, kind=job.kind)
+        row.number, row.model, row.kind = job.number, job.model, job.kind
+        job.seed, job.output = row.seed, os.path.normpath(os.path.join(plan.folder, row.output))
+        state.rows[job.key] = row
+        _look(job, row, state)
+        job.overwrite = job.overwrite or overwrite or bool(job.wanted.raw.get("overwrite"))
+        if row.state != DONE and not job.overwrite and any(path.exists() for path in job.paths):
+            conflicts.append(f"{job.output} ({job.wanted.where})")
+    check_distinct(plan.jobs)
+    if conflicts:
+        shown = "\n".join(f"output {name} exists, and is not of this job as it is now" for name in conflicts[:_SHOWN])
+        more = f"\nand {len(conflicts) - _SHOWN} more" if conflicts[_SHOWN:] else ""
+        raise BadRequest(f"{shown}{more}: choose other names, move the files away, or replace them (--overwrite)")
+    return state
+
+
+def _look(job: Job, row: Row, state: State) -> None:
+    paths = job.paths
+    if row.state == DONE:
+        if all(is_whole(state.plan.folder, entry) for entry in row.files):
+            return
+        state.redone.append(job.output)
+        row.state = WAITING
+    elif row.state == RUNNING:
+        there = [path for path in paths if path.exists()]
+        if len(paths) == 1 and there and stamp(paths[0]) != row.before:  # it got its name when it was whole
+            state.adopted.append(row)
+        elif len(paths) > 1 and there and row.before is None:
+            job.overwrite = True  # some of its frames
+    if row.files:  # from the time when it was done
+        job.overwrite = True
+
+
+def is_whole(folder: Path, entry: list[Any]) -> bool:
+    """Whether a recorded file is there, with its size and its hash."""
+    name, size, digest = entry
+    try:
+        with open(folder / name, "rb", buffering=0) as file:
+            same = os.fstat(file.fileno()).st_size == size
+            return same and hashlib.file_digest(file, "sha256").hexdigest() == str(digest)
+    except OSError:
+        return False
+
+
+def stamp(path: Path) -> list[int] | None:
+    """What is at a place: bytes, time and inode."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns, found.st_ino]
+
+
+def adopt(state: State) -> None:
+    """Takes in what was written by a run that was killed before it could say so."""
+    for row in state.adopted:
+        path = state.plan.folder / row.output
+        found = whole(path)
+        row.files, row.state, row.message, row.poster = [[row.output, *found[1:]]], DONE, "", poster(path)
+        row.ended = row.ended or path.stat().st_mtime
+
+
+def tidy(state: State, shared: bool) -> None:
+    """Removes what killed runs have left: unfinished files, and checkpoints of jobs that are done."""
+    for job in state.plan.jobs:
+        if state.row(job).state == DONE:
+            checkpoint_of(job).unlink(missing_ok=True)
+    if not shared:
+        for folder in {path.parent for job in state.plan.jobs for path in job.paths[:1]}:
+            for path in orphans(folder):
+                path.unlink(missing_ok=True)
+
+
+def checkpoint_of(job: Job) -> Path:
+    """Where the command line keeps the work of this output."""
+    return checkpoint_path(naming.literal(job.output))
+
+
+def select(jobs: Iterable[Job], only: str) -> list[Job]:
+    """Jobs by number ("3,7-9") or by a pattern of their output's name.
+
+    Raises:
+        BadRequest: there is none.
+    """
+    found: dict[int, Job] = {}
+    everyone = list(jobs)
+    for word in filter(None, (part.strip() for part in only.split(","))):
+        match = _RANGE.fullmatch(word)
+        if match:
+            first, last = int(match.group(1)), int(match.group(2) or match.group(1))
+            chosen = [job for job in everyone if first <= job.number <= last]
+        else:
+            names = ((job, os.path.normpath(job.output)) for job in everyone)
+            chosen = [job for job, name in names if fnmatch.fnmatch(name, word) or os.path.basename(name) == word]
+        if not chosen:
+            raise BadRequest(
+                f"--only {word} names no job: there are 1 to {len(everyone)}, or give a pattern of output names"
+            )
+        found |= {job.number: job for job in chosen}
+    return [found[number] for number in sorted(found)]
