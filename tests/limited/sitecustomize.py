@@ -1,6 +1,7 @@
 """For other processes of a test (this folder in PYTHONPATH): the address space is full when decoding begins, but for
-SDSAGE_TEST_DECODE_MB; with SDSAGE_TEST_DECODE_ONCE, the name of a file that is not there, only the first time. Whatever
-process runs the engine then fails to get memory as it would on a full machine."""
+SDSAGE_TEST_DECODE_MB; SDSAGE_TEST_DECODE_STAGE names another stage. With SDSAGE_TEST_DECODE_ONCE, the name of a file
+that is not there, only the first time. Whatever process runs the engine then fails to get memory as it would on a full
+machine."""
 
 import os
 import resource
@@ -38,7 +39,8 @@ class Watched:
             call = module.Hooks.call
 
             def watched(hooks: Any, callback: Any, *args: Any) -> None:
-                if args and getattr(args[0], "stage", "") == "decode" and args[0].step == 0:
+                stage = os.environ.get("SDSAGE_TEST_DECODE_STAGE", "decode")
+                if args and getattr(args[0], "stage", "") == stage and args[0].step == 0:
                     fill_memory()
                 call(hooks, callback, *args)
 
