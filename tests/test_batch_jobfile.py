@@ -123,6 +123,17 @@ def test_defaults_models_and_entries_win_in_this_order() -> None:
     assert (c.model, c.raw) == ("", {"model": "other.safetensors", "steps": "9", "cfg_scale": "5"})
 
 
+def test_a_list_of_models_is_a_grid_too() -> None:
+    models = {"a": {"preset": "tiny-flux"}, "b": {"preset": "tiny-flux", "steps": 2}}
+    jobs = [{"mode": "img-gen", "model": ["a", "b", "c.gguf"], "seed": [1, 2], "output": "x.png"}]
+    faults = Faults()
+    found = expand(document({"models": models, "jobs": jobs}, "jobs", faults), faults)
+    faults.stop_if_any()
+    assert [(job.model, job.raw.get("model"), job.raw["seed"]) for job in found] == [
+        ("a", None, "1"), ("a", None, "2"), ("b", None, "1"), ("b", None, "2"), ("", "c.gguf", "1"), ("", "c.gguf", "2")
+    ]  # fmt: skip
+
+
 def test_the_last_of_a_grid_varies_fastest() -> None:
     Path("prompts.txt").write_text("\ufeffa cat\n\n  ein Hund \r\n", encoding="utf-8")
     write_jobs("jobs.jsonl", [{"prompt": {"file": "prompts.txt"}, "seed": [1, 2], "output": "{prompt}_{seed}.png"}])

@@ -45,9 +45,9 @@ def expand(source: Source, faults: Faults) -> list[Wanted]:
         _check_names(values, f"{source.name}, {name}", faults, ("mode", "model", "output"))
     for entry in source.entries:
         _check_names(entry.values, entry.where, faults, ("mode", "model", "output"))
-        merged, model = _merged(source, entry, faults)
-        for verb, raw, output in _jobs(merged, entry, faults):
-            found.append(Wanted(len(found) + 1, entry.where, verb, raw, output, model))
+        for merged, model in _merged(source, entry):
+            for verb, raw, output in _jobs(merged, entry, faults):
+                found.append(Wanted(len(found) + 1, entry.where, verb, raw, output, model))
         if len(found) > MOST_JOBS:
             faults.add(entry.where, "", f"there are more than {MOST_JOBS} jobs up to here: make several job files")
             break
@@ -69,22 +69,20 @@ def _check_names(values: dict[str, Any], where: str, faults: Faults, more: tuple
             faults.add(where, written, unknown_key(written, "vid-gen", "the job file"))
 
 
-def _merged(source: Source, entry: Entry, faults: Faults) -> tuple[dict[str, Any], str]:
-    """Defaults, then the named model, then the entry; and the name of the model."""
+def _merged(source: Source, entry: Entry) -> Iterator[tuple[dict[str, Any], str]]:
+    """Defaults, then the named model, then the entry; and the name of the model: once for each model of a list."""
     own = {key_of(k): v for k, v in entry.values.items()}
     defaults = {key_of(k): v for k, v in source.defaults.items()}
-    name = own.get("model", defaults.get("model"))
-    model: dict[str, Any] = {}
-    if isinstance(name, str) and name in source.models:
-        model = {key_of(k): v for k, v in source.models[name].items()}
-        own.pop("model", None)
-        defaults.pop("model", None)
-    else:
-        name = ""
-    merged = {**defaults, **model, **own}
-    verb = merged.get("mode")
-    kept = {k: v for k, v in merged.items() if k in own or verb not in GENERATE or fits(k, str(verb))}
-    return {k: v for k, v in kept.items() if v is not None and k not in OF_THE_BATCH}, name
+    asked = own.get("model", defaults.get("model"))
+    for name in asked if isinstance(asked, list) else [asked]:
+        model, title = {"model": name}, ""
+        if isinstance(name, str) and name in source.models:
+            model, title = {key_of(k): v for k, v in source.models[name].items()}, name
+        rest = [{k: v for k, v in values.items() if k != "model"} for values in (defaults, own)]
+        merged = {**rest[0], **model, **rest[1]}
+        verb = merged.get("mode")
+        kept = {k: v for k, v in merged.items() if k in own or verb not in GENERATE or fits(k, str(verb))}
+        yield {k: v for k, v in kept.items() if v is not None and k not in OF_THE_BATCH}, title
 
 
 def _jobs(merged: dict[str, Any], entry: Entry, faults: Faults) -> Iterator[tuple[str, dict[str, Any], str]]:

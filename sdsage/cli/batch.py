@@ -62,14 +62,12 @@ def show(done: "Done") -> None:
     counts = {"total": p.total, "done": p.done, "failed": p.failed, "left": p.left, "loads": p.loads}
     files = {"folder": str(done.folder), "results": str(done.folder / "results.jsonl"), "sheet": str(done.sheet)}
     console().line(f"{p.done} of {p.total} jobs are done, {p.failed} failed, {p.left} left", kind="summary")
+    console().result({"verb": BATCH, **counts, **files}, exit_code=1 if p.failed else 0)
     if p.failed:
-        for row in (row for row in done.rows if row.message):
-            console().log("failed", f"job {row.number} ({row.output}): {row.message}")
         raise JobsFailed(
             f"{p.failed} of {p.total} jobs failed: results.jsonl and contact-sheet.html in {done.folder} say why; "
             "--retry-failed runs them again"
         )
-    console().result({"verb": BATCH, **counts, **files})
     if not console().json:
         print(done.sheet)
 
@@ -114,7 +112,7 @@ def show_plan(batch: "Batch", state: "State", settings: Settings) -> None:
 def _plan_line(entry: Mapping[str, Any]) -> str:
     facts = [entry["mode"], f"model {entry['model']}" + (" (load)" if entry["load"] else "")]
     facts += [f"about {duration(entry['seconds'])}"] if entry["seconds"] is not None else []
-    facts += [f"{entry['memory_gib']:.1f} GiB at most"] if entry["memory_gib"] is not None else []
+    facts += [f"about {entry['memory_gib']:.1f} GiB"] if entry["memory_gib"] is not None else []
     facts += ["was begun"] if entry["state"] == "running" else []
     facts += ["output exists"] if entry["exists"] else []
     return f"{entry['job']:>5}  {entry['output']}  ({', '.join(facts)})"
@@ -132,7 +130,8 @@ def show_status(folder: Path, settings: Settings) -> None:
     counts = {"total": len(rows), "done": states.count(DONE), "failed": failed}
     counts["left"] = counts["total"] - counts["done"] - failed
     if settings["json"]:
-        console().result({**counts, "running": running, "jobs": [described(folder, row) for row in rows]})
+        jobs = [described(folder, row) for row in rows]
+        console().result({"verb": BATCH, **counts, "running": running, "jobs": jobs})
         return
     print(f"{counts['done']} of {counts['total']} jobs are done, {failed} failed, {counts['left']} left")
     if running is None:

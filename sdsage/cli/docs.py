@@ -137,6 +137,12 @@ A call of the model takes as many bytes as the latents have: 8.4 MB for 81 frame
 (`benchmarks/checkpoint_cost.py`). `--checkpoint-every 5` writes every fifth time only, 0 never. With `--extend` there
 is no checkpoint: the parts that are done are written when a later one fails.
 
+## Batches
+
+`sdsage batch jobs.yaml` runs many jobs with one load of each model, on all GPUs, and goes on where it was when it
+is given again; `sdsage batch status FOLDER` looks at it from another terminal. [batch.md](batch.md) explains job files,
+the journal, and what happens when something fails.
+
 """
 
 
