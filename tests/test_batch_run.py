@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from html.parser import HTMLParser
@@ -12,10 +13,13 @@ from typing import Any
 import pytest
 from batch_tools import DEFAULTS, VIDEO, batch, check_whole, many, pixels, results, status, write_jobs
 from conftest import PACKAGE, ROOT
+from test_json_lines import check
+from test_worker_cli import LIGHT
 from worker_tools import LONG, gone, sdsage_command, wait_until, workers_of
 
 import sdsage
 from sdsage.batch import status as rows_of
+from sdsage.batch.places import visible_gpu
 from sdsage.batch.sheet import NAME as SHEET
 from sdsage.errors import BadRequest
 
@@ -195,6 +199,23 @@ def test_failures_may_end_a_batch_and_are_retried_when_asked() -> None:
         ("failed", 1), ("failed", 2), ("waiting", 0), ("done", 1)]  # fmt: skip
 
 
+def test_every_line_is_documented() -> None:
+    Path("in.png").write_bytes(b"no picture")
+    write_jobs("jobs.jsonl", [*many(2), {"init_img": "in.png", "output": "out/3.png"}])
+    for verb, args, code in (("batch", [], 1), ("batch status", ["status", "out"], 0)):
+        for line in events(batch(*(args or ["jobs.jsonl"]), "--json", code=code).stdout):
+            check(line, verb)
+    for line in events(batch("jobs.jsonl", "--dry-run", "--only", "1-2", "--json").stdout):
+        check(line, "batch --dry-run")
+
+
+def test_the_driver_does_not_load_the_engine() -> None:
+    write_jobs("jobs.jsonl", [{**VIDEO, "vram": "auto", "output": "out/1.gif"}, *many(1, "out")])
+    done = subprocess.run([sys.executable, "-P", "-c", LIGHT, "batch", "jobs.jsonl"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded False False"
+
+
 def test_only_takes_numbers_and_patterns() -> None:
     write_jobs("jobs.jsonl", many(12))
     seen = batch("jobs.jsonl", "--dry-run", "--only", "3,5-6,out/1?.png,9.png", "--json").stdout
@@ -278,7 +299,7 @@ def test_memory_that_does_not_suffice_is_tried_once_with_less(tmp_path: Path, mo
     done = sdsage.Batch([job]).run(cpu_workers=1)
     (row,) = done.rows
     assert (row.state, row.attempts, row.memory) == ("done", 2, {"vram": None, "vae_tiling": True}), row.message
-    assert row.summary["options"]["vae_tiling"] is True
+    assert json.loads(row.summary)["options"]["vae_tiling"] is True
 
 
 # ---- the end
@@ -336,6 +357,25 @@ def test_several_workers_share_the_jobs() -> None:
     seen = events(batch("jobs.jsonl", "--cpu-workers", "2", "--json").stdout)
     assert {e["worker"] for e in seen if e["event"] == "job"} == {"cpu 1", "cpu 2"}
     check_whole("out", 6)
+
+
+def test_a_gpu_is_the_only_one_that_its_worker_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers count what this process may use."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpu(1) == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7")
+    assert [visible_gpu(0), visible_gpu(1)] == ["5", "GPU-7"]
+
+
+@pytest.mark.gpu
+def test_two_gpus_are_both_busy() -> None:
+    if len([d for d in sdsage.devices() if d.name.startswith("cuda")]) < 2:
+        pytest.skip("there are not two CUDA devices")
+    write_jobs("jobs.jsonl", many(8))
+    seen = events(batch("jobs.jsonl", "--gpus", "0,1", "--json").stdout)
+    assert {e["worker"] for e in seen if e["event"] == "job"} == {"gpu 0", "gpu 1"}
+    assert seen[-1]["loads"] == 2
+    check_whole("out", 8)
 
 
 def test_gpus_that_are_not_there(empty_folder: Path) -> None:

@@ -95,7 +95,7 @@ class Batch:
                 tell({"event": "warning", "text": text})
             with closing(Journal(self.folder, shared=shared)) as book:
                 state = settle(self.plan, book.rows(), overwrite)
-                adopt(state)
+                adopt(state, book)
                 tidy(state, shared)
                 for name in state.redone:
                     tell({"event": "note", "text": f"{name} is missing or damaged, and is made again"})

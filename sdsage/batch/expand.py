@@ -24,6 +24,7 @@ class Wanted:
     Attributes:
         number: from 1, in the order of the job file.
         where: its entry.
+        options: as they were written.
         raw: what a command line would have given, by parameter name; the output is not in it.
         output: its template.
         model: the name of the model in the job file; empty where there is none.
@@ -32,6 +33,7 @@ class Wanted:
     number: int
     where: str
     verb: str
+    options: dict[str, Any]
     raw: dict[str, Any]
     output: str
     model: str = ""
@@ -46,8 +48,9 @@ def expand(source: Source, faults: Faults) -> list[Wanted]:
     for entry in source.entries:
         _check_names(entry.values, entry.where, faults, ("mode", "model", "output"))
         for merged, model in _merged(source, entry):
-            for verb, raw, output in _jobs(merged, entry, faults):
-                found.append(Wanted(len(found) + 1, entry.where, verb, raw, output, model))
+            for verb, values, output in _jobs(merged, entry, faults):
+                raw = _as_given(values)
+                found.append(Wanted(len(found) + 1, entry.where, verb, values, raw, output, model))
         if len(found) > MOST_JOBS:
             faults.add(entry.where, "", f"there are more than {MOST_JOBS} jobs up to here: make several job files")
             break
@@ -106,8 +109,8 @@ def _jobs(merged: dict[str, Any], entry: Entry, faults: Faults) -> Iterator[tupl
         return
     output: str = getattr(parsed, "output")  # noqa: B009 - a field that is made at run time
     for values in itertools.product(*grid.values()):
-        for raw in _one_result_each(dict(zip(grid, values, strict=True)), entry, faults):
-            yield verb, _as_given(raw), output
+        for single in _one_result_each(dict(zip(grid, values, strict=True)), entry, faults):
+            yield verb, single, output
 
 
 def _one_result_each(values: dict[str, Any], entry: Entry, faults: Faults) -> Iterator[dict[str, Any]]:

@@ -36,8 +36,7 @@ class Row:
         memory: options that were added because memory did not suffice.
         kind: jobs of one kind take about the same time.
         seconds: that it took, loading left out.
-        summary: what `sdsage vid-gen --json` says at its end.
-        poster: a small picture of the result (JPEG).
+        summary: what `sdsage vid-gen --json` says at its end, as JSON.
     """
 
     key: str
@@ -59,15 +58,15 @@ class Row:
     began: float = 0.0
     ended: float = 0.0
     seconds: float = 0.0
-    summary: dict[str, Any] = field(default_factory=dict)
-    poster: bytes | None = None
+    summary: str = "{}"
 
 
-_JSON = {"options", "files", "before", "memory", "summary"}
+_JSON = {"options", "files", "before", "memory"}
 _NAMES = [f.name for f in fields(Row)]
 _TABLES = f"""
 CREATE TABLE jobs ({", ".join(f"{name} PRIMARY KEY" if name == "key" else name for name in _NAMES)}) WITHOUT ROWID;
 CREATE TABLE attempts (key, began REAL, ended REAL, worker, state, message, memory);
+CREATE TABLE posters (key PRIMARY KEY, jpeg BLOB) WITHOUT ROWID;
 """
 _PUT = f"INSERT OR REPLACE INTO jobs ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))})"
 
@@ -136,12 +135,17 @@ class Journal:
             self._db.execute("UPDATE jobs SET number = NULL")
             self._db.executemany(_PUT, map(_plain, rows))
 
-    def ended(self, row: Row) -> None:
-        """An attempt is over: the job as it is now, and a line in the history."""
+    def ended(self, row: Row, poster: bytes | None = None) -> None:
+        """An attempt is over: the job as it is now, a line in the history, and a small picture of the result (JPEG)."""
         with self._all_or_nothing():
             self._db.execute(_PUT, _plain(row))
+            self._db.execute("INSERT OR REPLACE INTO posters VALUES (?, ?)", (row.key, poster))
             values = (row.key, row.began, time.time(), row.worker, row.state, row.message, json.dumps(row.memory))
             self._db.execute("INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+    def poster(self, key: str) -> bytes | None:
+        found = self._db.execute("SELECT jpeg FROM posters WHERE key = ?", (key,)).fetchone()
+        return found[0] if found else None
 
     def _all_or_nothing(self) -> "_Transaction":
         return _Transaction(self._db)

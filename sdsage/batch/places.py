@@ -272,5 +272,10 @@ def _gpu_place(number: int, name: str) -> LocalPlace:
     kind = name.split(":")[0]
     if kind != "cuda":
         return LocalPlace(name, name)
+    return LocalPlace(f"gpu {number}", "cuda:0", {"CUDA_VISIBLE_DEVICES": visible_gpu(number)})
+
+
+def visible_gpu(number: int) -> str:
+    """What CUDA calls the GPU that is the one of this number among those which this process may use."""
     visible = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
-    return LocalPlace(f"gpu {number}", "cuda:0", {"CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number)})
+    return visible[number] if visible else str(number)

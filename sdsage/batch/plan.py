@@ -238,8 +238,11 @@ def peak_memory(plan: Plan, job: Job) -> float | None:
     if job.wanted.raw.get("canny"):  # the engine makes the edges
         return None
     with speaking_to(Console({"quiet": True})):
-        settings = settings_of(job.wanted, output=naming.literal(job.output), overwrite=True)
-        made = ready(prepare(settings, plan.looked))
+        try:
+            settings = settings_of(job.wanted, output=naming.literal(job.output), overwrite=True)
+            made = ready(prepare(settings, plan.looked))
+        except BadRequest as error:  # a picture, which nobody has read before
+            raise BadRequest(f"{job.wanted.where}: {error}") from None
         found = estimate(made.ctx, made.gen, "device")
         if found is None:
             return None

@@ -1,11 +1,13 @@
 """Runs a batch: hands jobs to places, and writes down what became of them. The engine is in the places."""
 
 import contextlib
+import json
 import os
 import queue
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +22,8 @@ from sdsage.batch.places import DONE as MADE
 from sdsage.batch.plan import Job
 from sdsage.batch.schedule import Queue
 from sdsage.batch.state import State, checkpoint_of, stamp
+from sdsage.cli.app import explained
+from sdsage.cli.console import as_json
 from sdsage.latents import write_whole
 from sdsage.media import naming
 
@@ -90,6 +94,33 @@ class Done:
     sheet: Path | None = None
 
 
+class Tally:
+    """Jobs by state, and what is left by kind. A job is removed before it changes, and added again."""
+
+    def __init__(self) -> None:
+        self.states: Counter[str] = Counter()
+        self._left: Counter[str] = Counter()
+        self._known: dict[str, tuple[float, int]] = {}  # kind -> seconds of jobs that are done, and their number
+
+    def add(self, row: Row, by: int = 1) -> None:
+        self.states[row.state] += by
+        if row.state in (WAITING, RUNNING):
+            self._left[row.kind] += by
+        elif row.state == DONE and row.seconds:
+            seconds, count = self._known.get(row.kind, (0.0, 0))
+            self._known[row.kind] = seconds + by * row.seconds, count + by
+
+    def remove(self, row: Row) -> None:
+        self.add(row, -1)
+
+    def seconds_left(self) -> float | None:
+        """Of all jobs that are left; None when there are none, or none of some kind is done."""
+        left = {kind: count for kind, count in self._left.items() if count}
+        if not left or not all(self._known.get(kind, (0.0, 0))[1] for kind in left):
+            return None
+        return sum(count * self._known[kind][0] / self._known[kind][1] for kind, count in left.items())
+
+
 class Driver:
     """One run of a batch, from the first job to the last."""
 
@@ -108,10 +139,7 @@ class Driver:
         self._inboxes: dict[str, queue.SimpleQueue[Task | None]] = {name: queue.SimpleQueue() for name in self._places}
         self._busy: dict[str, Job] = {}
         self._doing = {name: Doing(name) for name in self._places}
-        self._seconds: dict[str, list[float]] = {}
-        for row in state.rows.values():
-            if row.state == DONE and row.seconds:
-                self._seconds.setdefault(row.kind, []).append(row.seconds)
+        self._tally = Tally()
         self._stop = 0  # how often somebody asked
         self._failures = 0
         self.progress = Progress(list(self._doing.values()))
@@ -125,6 +153,8 @@ class Driver:
             if row.state in (FAILED, ASIDE):
                 row.crashes, row.memory, row.state = 0, {}, WAITING
         self._waiting = Queue(todo)
+        for row in self._state.rows.values():
+            self._tally.add(row)
         self._count()
         results = self._state.plan.folder / RESULTS
         self._write_results(results)
@@ -140,7 +170,7 @@ class Driver:
         self._write_results(results)
         self.done.stopped = self._stop > 0
         if not self.done.stopped:
-            self.done.sheet = sheet.write(self._state.plan.folder, self.done.rows)
+            self.done.sheet = sheet.write(self._state.plan.folder, self.done.rows, self._journal.poster)
         return self.done
 
     # ---- the thread of a place
@@ -152,7 +182,11 @@ class Driver:
             def tell(event: str, fields: Mapping[str, Any], number: int = number) -> None:
                 self._events.put((place.name, event, {"job": number, **fields}))
 
-            self._events.put((place.name, "", place.run(task, tell)))
+            try:
+                outcome = place.run(task, tell)
+            except Exception as error:  # a fault of the place must not leave the batch waiting
+                outcome = Outcome(FAILED, explained(error)[0])
+            self._events.put((place.name, "", outcome))
 
     # ---- the thread of the batch
 
@@ -180,7 +214,9 @@ class Driver:
             if job is None:
                 return
             row = self._state.row(job)
+            self._tally.remove(row)
             row.state, row.worker, row.began, row.message = RUNNING, name, time.time(), ""
+            self._tally.add(row)
             row.attempts += 1
             row.before = stamp(job.paths[0])
             self._journal.put([row])
@@ -212,8 +248,10 @@ class Driver:
         row = self._state.row(job)
         row.ended = time.time()
         self.progress.loads += outcome.loaded
-        self._judge(job, row, outcome)
-        self._journal.ended(row)
+        self._tally.remove(row)
+        self._judge(row, outcome)
+        self._tally.add(row)
+        self._journal.ended(row, outcome.poster)
         doing = self._doing[name]
         doing.job, doing.stage, doing.seconds_left = None, "", None
         self._count()
@@ -229,13 +267,12 @@ class Driver:
             if self._on_result is not None:
                 self._on_result(row)
 
-    def _judge(self, job: Job, row: Row, outcome: Outcome) -> None:
+    def _judge(self, row: Row, outcome: Outcome) -> None:
         row.message = outcome.message
         if outcome.state == MADE:
             top = self._state.plan.folder
             row.files = [[os.path.relpath(path, top), *rest] for path, *rest in outcome.files]
-            row.state, row.summary, row.poster, row.seconds = DONE, outcome.summary, outcome.poster, outcome.seconds
-            self._seconds.setdefault(row.kind, []).append(row.seconds)
+            row.state, row.summary, row.seconds = DONE, as_json(outcome.summary), outcome.seconds
             return
         if outcome.state == STOPPED:
             row.state = WAITING
@@ -253,12 +290,11 @@ class Driver:
         return [os.path.join(self._state.plan.folder, name) for name, *_ in row.files]
 
     def _count(self) -> None:
-        p, state = self.progress, self._state
-        p.total, p.done, p.failed = len(state.rows), state.count(DONE), state.count(FAILED, ASIDE)
+        p, states = self.progress, self._tally.states
+        p.total, p.done, p.failed = len(self._state.rows), states[DONE], states[FAILED] + states[ASIDE]
         p.left = p.total - p.done - p.failed
-        left = [row for row in state.rows.values() if row.state in (WAITING, RUNNING)]
-        known = [sum(t) / len(t) for row in left if (t := self._seconds.get(row.kind))]
-        p.seconds_left = sum(known) / len(self._places) if left and len(known) == len(left) else None
+        seconds = self._tally.seconds_left()
+        p.seconds_left = None if seconds is None else seconds / len(self._places)
 
     def _show(self) -> None:
         p = self.progress
@@ -307,8 +343,6 @@ class Driver:
 
 def _line(folder: Path, row: Row) -> str:
     """A job as a line of results.jsonl."""
-    from sdsage.cli.console import as_json
-
     return as_json(described(folder, row))
 
 
@@ -332,5 +366,5 @@ def described(folder: Path, row: Row) -> dict[str, Any]:
         "began": row.began,
         "ended": row.ended,
         "seconds": round(row.seconds, 3),
-        "summary": row.summary,
+        "summary": json.loads(row.summary),
     }

@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -57,15 +57,15 @@ def _first_frame(path: Path) -> Any:
         return frame.to_image()
 
 
-def write(folder: Path, rows: Iterable[Row]) -> Path:
-    """Writes the sheet of the jobs that are in the job file; it needs no other file."""
-    found = sorted((row for row in rows if row.number is not None), key=lambda row: row.number or 0)
+def write(folder: Path, rows: Iterable[Row], posters: Callable[[str], bytes | None]) -> Path:
+    """Writes the sheet, which needs no other file. `posters`: by the key of a job."""
+    found = sorted(rows, key=lambda row: row.number or 0)
     path = folder / NAME
-    write_whole(path, ["\n".join(_html(folder, found)).encode("utf-8", "backslashreplace")])
+    write_whole(path, ["\n".join(_html(folder, found, posters)).encode("utf-8", "backslashreplace")])
     return path
 
 
-def _html(folder: Path, rows: list[Row]) -> Iterator[str]:
+def _html(folder: Path, rows: list[Row], posters: Callable[[str], bytes | None]) -> Iterator[str]:
     done = [row for row in rows if row.state == DONE]
     failed = [row for row in rows if row.message and row.state != DONE]
     title = f"{escape(folder.resolve().name or 'batch')}: {len(done)} of {len(rows)} jobs done"
@@ -78,16 +78,16 @@ def _html(folder: Path, rows: list[Row]) -> Iterator[str]:
         if part:
             yield f"<h2>{name}</h2>\n<main>"
             for row in part:
-                yield from _article(row)
+                yield from _article(row, posters(row.key) if row.state == DONE else None)
             yield "</main>"
     yield "</body>\n</html>\n"
 
 
-def _article(row: Row) -> Iterator[str]:
+def _article(row: Row, poster: bytes | None) -> Iterator[str]:
     yield f'<article class="{DONE if row.state == DONE else FAILED}">'
     name = escape(row.output)
-    if row.poster and row.state == DONE:
-        data = base64.b64encode(row.poster).decode("ascii")
+    if poster:
+        data = base64.b64encode(poster).decode("ascii")
         yield f'<a href="{link(row.files[0][0])}"><img alt="{name}" src="data:image/jpeg;base64,{data}"></a>'
     else:
         yield f'<div class="none">{"no picture" if row.state == DONE else escape(row.state)}</div>'

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sdsage._parts import orphans
-from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Row
+from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Journal, Row
 from sdsage.batch.places import whole
 from sdsage.batch.plan import Job, Plan, check_distinct
 from sdsage.batch.sheet import poster
@@ -67,7 +67,7 @@ def settle(plan: Plan, known: Mapping[str, Row], overwrite: bool) -> State:
         if row is None:
             seed = secrets.randbits(31) if job.seed is None else job.seed
             name = os.path.relpath(os.path.abspath(job.name(seed, date)), os.path.abspath(plan.folder))
-            row = Row(job.key, job.number, job.wanted.verb, job.model, name, seed, job.wanted.raw, kind=job.kind)
+            row = Row(job.key, job.number, job.wanted.verb, job.model, name, seed, job.wanted.options, kind=job.kind)
         row.number, row.model, row.kind = job.number, job.model, job.kind
         job.seed, job.output = row.seed, os.path.normpath(os.path.join(plan.folder, row.output))
         state.rows[job.key] = row
@@ -120,13 +120,13 @@ def stamp(path: Path) -> list[int] | None:
     return [found.st_size, found.st_mtime_ns, found.st_ino]
 
 
-def adopt(state: State) -> None:
+def adopt(state: State, journal: Journal) -> None:
     """Takes in what was written by a run that was killed before it could say so."""
     for row in state.adopted:
         path = state.plan.folder / row.output
-        found = whole(path)
-        row.files, row.state, row.message, row.poster = [[row.output, *found[1:]]], DONE, "", poster(path)
-        row.ended = row.ended or path.stat().st_mtime
+        row.files, row.state, row.message = [[row.output, *whole(path)[1:]]], DONE, ""
+        row.ended = path.stat().st_mtime
+        journal.ended(row, poster(path))
 
 
 def tidy(state: State, shared: bool) -> None:
