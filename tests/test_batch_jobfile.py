@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from batch_tools import DEFAULTS, VIDEO, batch, write_jobs
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -252,3 +253,14 @@ def test_models_are_loaded_as_seldom_as_can_be() -> None:
     found = plan.make(entries)
     assert [job.number for job in found.ordered(found.jobs)] == [1, 3, 5, 2, 4, 6]
     assert len({job.group for job in found.jobs}) == 2
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/batch.md"])
+def test_job_files_of_the_documents_are_ones(name: str) -> None:
+    Path("prompts.txt").write_text("a cat\na dog\n", encoding="utf-8")
+    text = (ROOT / name).read_text(encoding="utf-8")
+    blocks = [block for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL) if "jobs:" in block]
+    assert blocks
+    for block in blocks:
+        Path("jobs.yaml").write_text(block, encoding="utf-8")
+        assert len(wanted(Path("jobs.yaml"))) > 5
