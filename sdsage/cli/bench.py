@@ -9,7 +9,7 @@ from sdsage.errors import BadRequest
 
 from .app import BENCHES, CONTEXT, GROUPS, PanelCommand
 from .console import console
-from .option import BENCH_ATTN, BENCH_GEN, GENERATE, IMG, VID
+from .option import BENCH_ATTN, BENCH_GEN, GENERATE, VID
 from .options import by_key
 from .settings import Settings, merge
 from .signature import command
@@ -168,20 +168,10 @@ def verb_of(raw: Mapping[str, Any]) -> str:
 def prepared(settings: Settings) -> "Job":
     """The job, checked as a generation is."""
     from .engine import ask
-    from .generate import look_ahead
-    from .job import build, resolve
     from .memory import fit
-    from .seeds import choose
+    from .prepare import prepare, ready
 
-    resolved = resolve(settings)
-    look_ahead(settings, resolved)
-    seeds = choose(settings)
-    settings.problems.stop_if_any()
-    for sentence in settings.warnings:
-        console().message("warning", sentence)
-    job = build(settings, resolved, seeds)
-    if settings.verb != IMG and not settings["high_noise_diffusion_model"]:
-        job.gen.high_noise_sample_params.sample_steps = -1
+    job = ready(prepare(settings, writes=False))
     if memory := fit(job, *ask(settings, "gpu_memory", settings["device"])):
         console().message("note", memory)
     ask(settings, "check_memory", job.ctx, settings["device"], job.gen)

@@ -23,6 +23,7 @@ from sdsage.enums import (
     weight_types,
 )
 
+from .batch_options import BATCH_OPTIONS
 from .option import (
     BATCH,
     BENCH_ATTN,
@@ -461,30 +462,9 @@ _RUN = (
            verbs=_TOLD, record=False),
 )  # fmt: skip
 
-_OF_BATCH = frozenset({BATCH})
-_BATCH = (
-    Option("--folder", "Folder of the batch, where its journal, results.jsonl and contact-sheet.html are",
-           Panel.OUTPUT, FOLDER, default_text="the folder that all outputs are in", verbs=_OF_BATCH, record=False),
-    Option("--gpus", "GPUs to run on, one worker process for each", Panel.RUN, Kind.INTS, unit="numbers", low=0,
-           default=(), default_text="all of them, else the CPU", verbs=_OF_BATCH, record=False),
-    Option("--cpu-workers", "Run on the CPU, in this many worker processes, which share its cores", Panel.RUN, INT,
-           unit="processes", low=1, high=64, default_text="1 where there is no GPU", verbs=_OF_BATCH, record=False,
-           beaten_by=("--gpus",)),
-    Option("--only", "Run only these jobs: numbers such as 3,7-9, or a pattern of output names such as 'out/cat*'",
-           Panel.RUN, unit="numbers or pattern", default_text="all jobs", verbs=_OF_BATCH, record=False),
-    Option("--limit", "Run at most this many jobs now", Panel.RUN, INT, unit="jobs", low=1, default_text="all jobs",
-           verbs=_OF_BATCH, record=False),
-    Option("--max-failures", "Stop when this many jobs have failed", Panel.RUN, INT, unit="jobs", low=1,
-           default_text="go on with the next one", verbs=_OF_BATCH, record=False),
-    Option("--retry-failed", "Run jobs again that have failed or were set aside", Panel.RUN, SWITCH, verbs=_OF_BATCH,
-           record=False),
-    Option("--dry-run", "Print the plan and stop: jobs, their order, model loads, time and memory so far as they are "
-           "known, outputs that exist", Panel.RUN, SWITCH, verbs=_OF_BATCH, record=False),
-)  # fmt: skip
-
 TABLE: tuple[Option, ...] = (
     *(_LATENTS + _MODEL + _PROMPT + _PICTURES + _SAMPLING + _HIGH_NOISE + _SIZE),
-    *(_MEMORY + _SPEED + _UPSCALING + _PREVIEW + _OUTPUT + _BATCH + _RUN),
+    *(_MEMORY + _SPEED + _UPSCALING + _PREVIEW + _OUTPUT + BATCH_OPTIONS + _RUN),
 )
 
 # Names of other versions of the engine. Those with a successor still work; the others say what to use.

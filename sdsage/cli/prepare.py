@@ -24,7 +24,7 @@ class Prepared:
 
     Attributes:
         seeds: one for each picture or video.
-        places: where each part goes; None when nothing is to be written (--print-params).
+        places: where each part goes; None when nothing is to be written.
     """
 
     settings: Settings
@@ -33,11 +33,12 @@ class Prepared:
     places: "list[Output] | None"
 
 
-def prepare(settings: Settings, looked: Looked | None = None) -> Prepared:
+def prepare(settings: Settings, looked: Looked | None = None, *, writes: bool = True) -> Prepared:
     """Judges everything but the contents of pictures, without the engine; nothing is written.
 
     Args:
         looked: what was found in model files before, for many jobs with the same ones.
+        writes: the result goes to files.
 
     Raises:
         BadRequest: with a line for each problem.
@@ -45,7 +46,7 @@ def prepare(settings: Settings, looked: Looked | None = None) -> Prepared:
     resolved = resolve(settings)
     look_ahead(settings, resolved, {} if looked is None else looked)
     seeds = choose(settings)
-    places = None if settings["print_params"] else plan(settings, resolved.prompt, seeds)
+    places = plan(settings, resolved.prompt, seeds) if writes and not settings["print_params"] else None
     settings.problems.stop_if_any()
     return Prepared(settings, resolved, seeds, places)
 
@@ -56,9 +57,9 @@ def ready(prepared: Prepared) -> Job:
     for sentence in settings.warnings:
         say("warning", sentence)
     job = build(settings, prepared.resolved, prepared.seeds)
-    if prepared.places is None:
+    if settings["print_params"]:  # as sd-cli would have them
         return job
-    for place in prepared.places:
+    for place in prepared.places or ():
         place.check_size(job.gen.width, job.gen.height)
     if settings.verb != IMG and not settings["high_noise_diffusion_model"]:
         # sd-cli's default of 20 high-noise steps is meant for two experts only
