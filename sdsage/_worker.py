@@ -54,6 +54,12 @@ def _check_sage(kernel: Any, device: str | None) -> None:
     check_sage(kernel, device)
 
 
+def _estimate(ctx: Any, gen: Any, device: str) -> Any:
+    from sdsage._estimate import estimate
+
+    return estimate(ctx, gen, device)
+
+
 def _identity(ctx: Any, gen: Any, seed: int) -> Any:
     from sdsage._identity import flat, identity
 
@@ -112,6 +118,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "check_sage": _check_sage,
     "convert": _convert,
     "devices": _devices,
+    "estimate": _estimate,
     "gpu_memory": _gpu_memory,
     "identity": _identity,
     "loaded_files": _loaded_files,

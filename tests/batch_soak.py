@@ -118,12 +118,13 @@ def measure(jobs: int) -> dict[str, Any]:
         assert process.stdout is not None
         for line in process.stdout:
             event = json.loads(line)
-            if event["event"] != "job" or event["state"] != "done":
+            if event["event"] != "job":
                 continue
-            ends.append(event["elapsed"])
-            if len(ends) in (10, jobs):
+            if event["state"] == "done":
+                ends.append(event["elapsed"])
+            elif event["job"] in (10, jobs):  # it begins: the one before is over
                 pids = {"driver": process.pid, "worker": workers_of(process.pid)[0]}
-                memory[len(ends)] = {name: round(rss(pid) / 2**20, 1) for name, pid in pids.items()}
+                memory[event["job"]] = {name: round(rss(pid) / 2**20, 1) for name, pid in pids.items()}
         process.communicate()
     assert process.returncode == 0
     made = [row["seconds"] for row in results("calm")]

@@ -211,9 +211,11 @@ def test_every_line_is_documented() -> None:
 
 def test_the_driver_does_not_load_the_engine() -> None:
     write_jobs("jobs.jsonl", [{**VIDEO, "vram": "auto", "output": "out/1.gif"}, *many(1, "out")])
-    done = subprocess.run([sys.executable, "-P", "-c", LIGHT, "batch", "jobs.jsonl"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "loaded False False"
+    for more in (["--dry-run"], []):
+        command = [sys.executable, "-P", "-c", LIGHT, "batch", "jobs.jsonl", *more]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == "loaded False False"
 
 
 def test_only_takes_numbers_and_patterns() -> None:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from sdsage._identity import flat
+from sdsage._files import PATH_FIELDS
+from sdsage._wire import Arrays, pack
 from sdsage.batch.identity import hashed, merges_loras
 from sdsage.cli.job import Job
 from sdsage.cli.loaded import Models, make_context, make_upscaler
@@ -97,9 +98,10 @@ class KeptModels(Models):
 
 
 def _key(job: Job) -> str:
-    """Of all that a loaded model depends on, its files included."""
-    values = flat(job.ctx, "ctx")
-    files = {path: stamp(path) for path in values.values() if isinstance(path, str) and path}
-    more = [job.settings["device"], job.settings["allow_pickle"], files]
+    """Of all that a loaded model depends on, its files included; without the engine, which knows the defaults."""
+    _, _, values = job.ctx.parts()
+    files = {name: stamp(values[name]) for name in PATH_FIELDS if values.get(name)}
+    files |= {e.path: stamp(e.path) for e in values.get("embeddings", ()) if e.path}
     loras = [[lora.path, stamp(lora.path), lora.multiplier, lora.is_high_noise] for lora in job.loras]
-    return hashed([values, more, loras if merges_loras(job.settings["lora_apply_mode"]) else []])
+    more = [job.settings["device"], job.settings["allow_pickle"], files]
+    return hashed([pack(job.ctx, Arrays()), more, loras if merges_loras(job.settings["lora_apply_mode"]) else []])

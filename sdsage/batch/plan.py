@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdsage.batch.expand import Wanted, expand
 from sdsage.batch.identity import Files, group_of, hashed, key_of
@@ -22,6 +22,9 @@ from sdsage.cli.settings import Settings, merge
 from sdsage.cli.values import Problems
 from sdsage.errors import BadRequest, SdsageError
 from sdsage.media import naming
+
+if TYPE_CHECKING:
+    from sdsage import Worker
 
 _VALUE_BYTES = 40  # of an option in a file name
 _DRAWN = "{seed}"  # stands for a seed that is not known yet
@@ -231,20 +234,19 @@ def check_distinct(jobs: Iterable[Job]) -> None:
         raise BadRequest("\n".join(wrong[:20]) + more)
 
 
-def peak_memory(plan: Plan, job: Job) -> float | None:
+def peak_memory(plan: Plan, job: Job, worker: "Worker") -> float | None:
     """GiB that the model's device needs at the most, from the headers of its files; None when they don't tell."""
-    from sdsage._estimate import Way, estimate
+    from sdsage._estimate import Way
 
-    if job.wanted.raw.get("canny"):  # the engine makes the edges
-        return None
     with speaking_to(Console({"quiet": True})):
         try:
             settings = settings_of(job.wanted, output=naming.literal(job.output), overwrite=True)
+            settings.worker = worker
             made = ready(prepare(settings, plan.looked))
         except BadRequest as error:  # a picture, which nobody has read before
             raise BadRequest(f"{job.wanted.where}: {error}") from None
-        found = estimate(made.ctx, made.gen, "device")
+        found = worker.run("estimate", made.ctx, made.gen, "device")
         if found is None:
             return None
         way = Way(made.ctx.offload_params_to_cpu, made.gen.vae_tiling_params.enabled, made.ctx.max_vram)
-        return found.peak(way).bytes / 2**30
+        return float(found.peak(way).bytes) / 2**30

@@ -74,6 +74,7 @@ def show(done: "Done") -> None:
 
 def show_plan(batch: "Batch", state: "State", settings: Settings) -> None:
     """--dry-run: jobs in their order, with what is known of them."""
+    from sdsage._supervisor import Worker
     from sdsage.batch.journal import DONE
     from sdsage.batch.plan import peak_memory
 
@@ -83,14 +84,16 @@ def show_plan(batch: "Batch", state: "State", settings: Settings) -> None:
         if row.state == DONE and row.seconds:
             times.setdefault(row.kind, []).append(row.seconds)
     memory: dict[str, float | None] = {}
+    with Worker() as worker:
+        for job in todo:
+            if job.kind not in memory:
+                memory[job.kind] = peak_memory(batch.plan, job, worker)
     jobs: list[dict[str, Any]] = []
     group, loads = "", 0
     for job in todo:
         load, group = job.group != group, job.group
         loads += load
         known = times.get(job.kind)
-        if job.kind not in memory:
-            memory[job.kind] = peak_memory(batch.plan, job)
         row = state.row(job)
         entry = {"job": job.number, "output": job.output, "mode": job.wanted.verb, "model": job.model, "load": load}
         entry |= {"state": row.state, "exists": any(path.exists() for path in job.paths)}

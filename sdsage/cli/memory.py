@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from sdsage.errors import BadRequest
 
+from .engine import ask
 from .values import Problems
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def fit(job: "Job", device: str, free: int | None) -> str:
         BadRequest: the job can't fit; names the options with which it would.
     """
     from sdsage._budget import budget_bytes, check, choose, options
-    from sdsage._estimate import CPU, Way, estimate
+    from sdsage._estimate import CPU, Way
     from sdsage._host import host_memory
 
     wanted = job.settings["vram"]
@@ -52,7 +53,7 @@ def fit(job: "Job", device: str, free: int | None) -> str:
         if wanted:
             raise BadRequest(f"--vram auto can't be used: {device} does not tell how much memory it has; give a number")
         return ""
-    found = estimate(job.ctx, job.gen, device)
+    found = ask(job.settings, "estimate", job.ctx, job.gen, device)
     if found is None:
         if wanted:
             raise BadRequest("--vram can't be used with these files: what they need can't be told from their headers")
