@@ -20,7 +20,7 @@ GET_CUDA := $(CUDA_TOOLKIT) --system > /dev/null || pip install --quiet --disabl
 GET_CUBLAS := $(CUDA_TOOLKIT) --system --cublas > /dev/null || pip install --quiet --disable-pip-version-check --group cuda-engine
 WITH_NVCC := nvcc=$$($(CUDA_TOOLKIT) --into build/cuda) && CUDACXX=$$nvcc
 
-.PHONY: demo test retest test-slow test-windows soak lint types format native kernels kernels-all cuda-glue bump-check wheel wheel-cpu wheel-cuda test-wheel test-sdist docs clean
+.PHONY: demo test retest test-slow test-matrix test-windows soak lint types format native kernels kernels-all cuda-glue bump-check wheel wheel-cpu wheel-cuda test-wheel test-sdist docs clean
 
 demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
@@ -52,6 +52,11 @@ test-windows: $(VENV)/dev $(VENV)/installed
 # 100 kills over 1,000 jobs of a batch, and what a job costs; the figures go to benchmarks/results/soak.json.
 soak: $(VENV)/dev $(VENV)/installed
 	python tests/batch_soak.py
+
+# What compiles with which CUDA toolkit and which host compiler: docs/builds.md. Hours on two cores and 12 GB the first time; goes on
+# where it was interrupted. PARTS="nvrtc host" runs a part of it and writes nothing.
+test-matrix: $(VENV)/dev
+	python tools/matrix $(PARTS)
 
 lint: $(VENV)/dev
 	ruff format --check .
