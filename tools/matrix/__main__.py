@@ -1,6 +1,7 @@
 """Compiles everything of ours that a compiler sees with many toolkits and compilers, and says what compiled with what.
 
     python tools/matrix [nvrtc] [nvcc] [clang] [host]     all of them without a name; `make test-matrix`
+    python tools/matrix --kept                            compiles nothing: the results so far, the others as not tried
 
 Toolkits come from NVIDIA's wheels into build/matrix (12 GB). A run that was interrupted goes on where it was. The
 table goes to docs/builds.md and benchmarks/results/build_matrix.json when all parts have run.
@@ -8,6 +9,7 @@ table goes to docs/builds.md and benchmarks/results/build_matrix.json when all p
 
 import sys
 
+import cells as cells_of_runs
 import clang
 import host
 import nvcc
@@ -44,6 +46,9 @@ def versions() -> tuple[dict[str, dict[str, str]], dict[str, str]]:
 
 
 def main(asked: list[str]) -> int:
+    if asked == ["--kept"]:
+        cells_of_runs.only_kept = True
+        asked = []
     if wrong := [name for name in asked if name not in PARTS]:
         print(f"tools/matrix: {wrong[0]} is no part: name some of {', '.join(PARTS)}, or none for all", file=sys.stderr)
         return 2

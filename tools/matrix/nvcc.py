@@ -49,7 +49,7 @@ def kernels_by_architecture(version: str) -> dict[str, list[str]]:
 
 def kernels(kit: Toolkit, arch: str) -> tuple[int, list[str]]:
     if arch not in known(kit):
-        raise CannotCompile(f"this nvcc knows no sm_{arch}")
+        raise CannotCompile("this nvcc does not know the architecture")
     names = kernels_by_architecture(kit.version).get(arch, [])
     if not names:
         raise CompileError(f"error: libsage_cuda.so has no machine code for {arch}")

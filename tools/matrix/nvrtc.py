@@ -105,7 +105,7 @@ class Nvrtc:
         options, options_alive = self.texts([f"-arch=sm_{arch}", *OPTIONS, f"-I{SAGE}", f"-I{self.include}"])
         status = self.lib.nvrtcCompileProgram(program[0], len(options_alive), options)
         if status == INVALID_OPTION:
-            raise CannotCompile(f"this NVRTC knows no sm_{arch}")
+            raise CannotCompile("this NVRTC does not know the architecture")
         if status != 0:
             raise CompileError(self.read(program[0], "ProgramLog").decode())
         machine_code = self.read(program[0], "CUBIN")

@@ -42,7 +42,7 @@ def by_order(values: list[str]) -> list[str]:
 def text_of(cell: Record | None) -> str:
     if cell is None:
         return ""
-    return {"ok": str(cell.get("count", "")), "cannot": "-", "failed": "**failed**"}[cell["state"]]
+    return {"ok": str(cell.get("count", "")), "cannot": "-", "failed": "**failed**", "open": "?"}[cell["state"]]
 
 
 def table(record: Record, part: str, columns: dict[str, str], head: str) -> Rows:
@@ -60,16 +60,17 @@ def architectures(record: Record) -> dict[str, str]:
 
 
 def reasons(record: Record) -> Rows:
-    """What is not compiled, and why; the same reason once."""
-    where: dict[tuple[str, str, str], list[str]] = {}
+    """What is not compiled, and why; the same toolkits, architectures and reason once."""
+    titles = {"nvrtc": "NVRTC", "nvcc": "nvcc", "clang": "clang 19 with CUDA", "host": ""}
+    by_tool: dict[tuple[str, str, str], list[str]] = {}
     for cell in record["cells"]:
         if cell["state"] != "ok":
-            where.setdefault(
-                (cell["part"], cell["by"], re.sub(r"sm_\w+", "this architecture", cell["why"])), []
-            ).append(cell["what"])
-    rows = [["with", "not compiled", "why"]]
-    titles = {"nvrtc": "NVRTC", "nvcc": "nvcc", "clang": "clang 19, CUDA", "host": ""}
-    return rows + [[f"{titles[part]} {by}".strip(), ", ".join(what), why] for (part, by, why), what in where.items()]
+            by_tool.setdefault((cell["part"], cell["by"], cell["why"]), []).append(cell["what"])
+    together: dict[tuple[str, str, str], list[str]] = {}
+    for (part, by, why), what in by_tool.items():
+        together.setdefault((titles[part], ", ".join(what), why), []).append(by)
+    rows = [[f"{title} {', '.join(by)}".strip(), what, why] for (title, what, why), by in together.items()]
+    return [["with", "not compiled", "why"], *rows]
 
 
 def sections(record: Record) -> list[tuple[str, Rows]]:
