@@ -14,6 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "matrix"
+# What a build listens to: further flags, and another upstream than the pinned one.
+OF_BUILDS = r"NVCC_\w+_FLAGS|C\w*FLAGS|SDSAGE_(?!CACHE_DIR|UPSTREAM_SDIST)\w+"
 only_kept = False  # compile nothing: earlier results alone
 sys.path[:0] = [str(ROOT / "tests" / "sage"), str(ROOT / "native" / "cmake"), str(ROOT / "native" / "ggml-patched")]
 
@@ -64,7 +66,7 @@ def digest(paths: Iterable[Path], *more: object) -> str:
 
 def run(command: list[str], cwd: Path = ROOT) -> str:
     """What it printed. Raises CompileError with that where it fails."""
-    env = {name: value for name, value in os.environ.items() if not re.fullmatch(r"NVCC_\w+_FLAGS|C\w*FLAGS", name)}
+    env = {name: value for name, value in os.environ.items() if not re.fullmatch(OF_BUILDS, name)}
     ran = subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if ran.returncode != 0:
         raise CompileError(f"{shlex.join(command)}\n{ran.stdout}")
