@@ -18,4 +18,20 @@ from edits.windows import WINDOWS
 __all__ = ["GROUPS", "Edit", "Group"]
 
 # in the order in which they are applied
-GROUPS = (SIZES, SEAM, GUARD, FILES, LOG, DEVICE, SHIFT, RANDOM, SD_CLI, SD_SERVER, SAGE, FLASH, DECODE, SYSTEM, WINDOWS)
+GROUPS = (
+    SIZES,
+    SEAM,
+    GUARD,
+    FILES,
+    LOG,
+    DEVICE,
+    SHIFT,
+    RANDOM,
+    SD_CLI,
+    SD_SERVER,
+    SAGE,
+    FLASH,
+    DECODE,
+    SYSTEM,
+    WINDOWS,
+)
