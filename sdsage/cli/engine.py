@@ -15,8 +15,11 @@ def engine(settings: Settings) -> Iterator[None]:
         return
     from sdsage._supervisor import Worker
 
-    with Worker() as settings.worker:
-        yield
+    try:
+        with Worker() as settings.worker:
+            yield
+    finally:
+        settings.worker = None
 
 
 def ask(settings: Settings, function: str, *args: Any) -> Any:

@@ -30,7 +30,8 @@ def command(verb: str, run: Callable[[Raw], None]) -> Callable[..., None]:
     parameters = [p for option in of_verb(verb) for p in _parameters(option)] + _old_names(verb)
     if verb in _WORDS:
         metavar, help = _WORDS[verb]
-        words = typer.Argument(None, metavar=metavar, help=help, show_default=False)
+        panel = of_verb(verb)[0].panel
+        words = typer.Argument(None, metavar=metavar, help=help, show_default=False, rich_help_panel=panel)
         parameters.insert(0, _parameter("files", words, list[str]))
     body.__name__ = verb.replace("-", "_")
     body.__annotations__ = {p.name: p.annotation for p in parameters}
