@@ -20,12 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sdsage._filelock import try_lock, unlock
 from sdsage.errors import BadRequest, SdsageError
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
 
 FORMAT = 1
 MAGIC = b"sdsage answers\n"
@@ -34,7 +30,6 @@ _RECORD = struct.Struct("<IifI5q")  # CRC, step, sigma, dimensions
 _ALIGN = 64
 _SYNC_SECONDS = 10.0
 _LOCK_SECONDS = 5.0
-_LOCKED = 2**31 - 2  # Windows locks bytes, and keeps others from reading them: one that no header has
 
 
 @dataclass(frozen=True)
@@ -149,8 +144,7 @@ class AnswerFile:
 
     def close(self) -> None:
         """Lets others write; `answers` can still be read."""
-        if sys.platform != "win32":
-            fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)  # the map holds another descriptor
+        unlock(self._file.fileno())  # the map holds another descriptor
         self._file.close()
 
 
@@ -208,23 +202,10 @@ def _lock(file: Any, path: Path) -> None:
     until = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
-            _try_lock(file.fileno())
+            try_lock(file.fileno())
             return
         except OSError:
             if time.monotonic() > until:
                 file.close()
                 raise SdsageError(f"{path} is in use by another run: wait for it, or choose another output") from None
             time.sleep(0.05)
-
-
-def _try_lock(fd: int) -> None:
-    """Until the file is closed. Raises OSError where another process has it."""
-    if sys.platform == "win32":
-        at = os.lseek(fd, 0, os.SEEK_CUR)
-        os.lseek(fd, _LOCKED, os.SEEK_SET)
-        try:
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        finally:
-            os.lseek(fd, at, os.SEEK_SET)
-    else:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

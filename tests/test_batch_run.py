@@ -82,6 +82,18 @@ def test_a_killed_batch_goes_on_where_it_was() -> None:
     assert [e["event"] for e in events(batch("jobs.jsonl", "--json").stdout)] == ["start", "result"]
 
 
+def test_what_a_killed_process_left_unfinished_goes() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    Path("out").mkdir()
+    mine, its = (Path("out", f".sdsage-{pid}-{'0' * 16}.part") for pid in (os.getpid(), ended.pid))
+    for path in (mine, its, Path("out", ".sdsage-other.part")):
+        path.write_bytes(b"x")
+    write_jobs("jobs.jsonl", many(1))
+    batch("jobs.jsonl")
+    assert sorted(path.name for path in Path("out").glob("*.part")) == sorted([".sdsage-other.part", mine.name])
+
+
 def test_prompts_of_a_file_need_one_load_and_a_bad_line_has_its_number() -> None:
     lines = [
         {"prompt": p, "width": 64 + 16 * i, "output": "out/{prompt}.png"} for i, p in enumerate(["cat", "dog", "owl"])

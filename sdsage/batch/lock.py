@@ -1,6 +1,5 @@
 """One batch at a time works on a folder; who does stands in the lock, and what its workers do beside it."""
 
-import fcntl
 import json
 import os
 import socket
@@ -10,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from sdsage._filelock import try_lock
 from sdsage.batch.journal import FOLDER
 from sdsage.errors import BadRequest, OutputError
 
@@ -42,12 +42,10 @@ class Lock:
             self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 - the object keeps it
         except OSError as error:
             raise OutputError(f"the folder {folder} of the batch can't be used: {error.strerror}") from None
-        try:
-            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _locked(self._file.fileno()):
             holder = self._holder()
             self._file.close()
-            raise _busy(folder, holder) from None
+            raise _busy(folder, holder)
         self.left_behind = self._holder()
         if shared and self.left_behind.get("host") not in (None, socket.gethostname()) and self._fresh():
             self._file.close()
@@ -94,6 +92,18 @@ class Lock:
         self._file.close()
 
 
+def _locked(fd: int, times: int = 4) -> bool:
+    """Whether the lock is ours now. `sdsage batch status` may have it for a moment."""
+    for i in range(times):
+        try:
+            try_lock(fd)
+        except OSError:
+            time.sleep(0.1 if i < times - 1 else 0)
+        else:
+            return True
+    return False
+
+
 def _busy(folder: Path, holder: dict[str, Any]) -> Busy:
     since = holder.get("since")
     at = datetime.fromtimestamp(since).strftime("%Y-%m-%d %H:%M:%S") if isinstance(since, int | float) else "now"
@@ -108,12 +118,8 @@ def live(folder: Path) -> dict[str, Any] | None:
     """Who works on a folder, and what its workers do; None when nobody does."""
     path = folder / FOLDER / "lock"
     try:
-        with open(path, "rb") as file:
-            try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                pass
-            else:
+        with open(path, "r+b") as file:
+            if _locked(file.fileno(), 1):
                 return None
             found = json.loads(file.read() or b"{}")
         with suppress(OSError, ValueError):

@@ -226,7 +226,7 @@ class LocalPlace:
 def whole(path: Path) -> list[Any]:
     """Path, bytes and SHA-256 of a file, which is on the disk itself then. Raises OSError."""
     digest, size = hashlib.sha256(), 0
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "r+b", buffering=0) as file:  # Windows brings nothing to the disk that is open for reading alone
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)

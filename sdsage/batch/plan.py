@@ -152,7 +152,19 @@ def _common(wanted: list[Wanted]) -> Path:
         while "{" in folder or naming.is_pattern(folder):
             folder = os.path.dirname(folder)
         folders.append(os.path.abspath(folder))
-    return Path(os.path.relpath(os.path.commonpath(folders))) if folders else Path()
+    try:
+        return Path(relative(os.path.commonpath(folders), ".")) if folders else Path()
+    except ValueError:  # Windows
+        raise BadRequest("the outputs are on several drives: name the folder of the batch with --folder") from None
+
+
+def relative(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
+    """A path as it is seen from a folder; a whole one where it is on another drive."""
+    whole = os.path.abspath(path)
+    try:
+        return os.path.relpath(whole, os.path.abspath(folder))
+    except ValueError:
+        return whole
 
 
 def _judged(wanted: Wanted, settings: Settings, folder: Path, looked: Looked, files: Files) -> Job:
@@ -187,7 +199,7 @@ def _judged(wanted: Wanted, settings: Settings, folder: Path, looked: Looked, fi
     sizes = [settings[k] for k in ("width", "height", "steps")]
     sizes += [settings.values.get(k) for k in ("video_frames", "high_noise_steps", "extend", "hires", "cfg_scale")]
     job.kind = hashed([job.group, wanted.verb, sizes])[:16]
-    name = os.path.relpath(os.path.abspath(job.name(seed, "{date}")), os.path.abspath(folder))
+    name = relative(job.name(seed, "{date}"), folder)
     job.key = key_of(settings, prepared.resolved, name, seed, files)
     return job
 

@@ -19,7 +19,7 @@ from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Journal,
 from sdsage.batch.lock import Lock
 from sdsage.batch.places import CRASHED, STOPPED, Outcome, Place, Task
 from sdsage.batch.places import DONE as MADE
-from sdsage.batch.plan import Job
+from sdsage.batch.plan import Job, relative
 from sdsage.batch.schedule import Queue
 from sdsage.batch.state import State, checkpoint_of, stamp
 from sdsage.cli.app import explained
@@ -271,7 +271,7 @@ class Driver:
         row.message = outcome.message
         if outcome.state == MADE:
             top = self._state.plan.folder
-            row.files = [[os.path.relpath(path, top), *rest] for path, *rest in outcome.files]
+            row.files = [[relative(path, top), *rest] for path, *rest in outcome.files]
             row.state, row.summary, row.seconds = DONE, as_json(outcome.summary), outcome.seconds
             return
         if outcome.state == STOPPED:

@@ -14,7 +14,7 @@ from typing import Any
 from sdsage._parts import orphans
 from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Journal, Row
 from sdsage.batch.places import whole
-from sdsage.batch.plan import Job, Plan, check_distinct
+from sdsage.batch.plan import Job, Plan, check_distinct, relative
 from sdsage.batch.sheet import poster
 from sdsage.cli.keeping import checkpoint_path
 from sdsage.errors import BadRequest
@@ -66,11 +66,12 @@ def settle(plan: Plan, known: Mapping[str, Row], overwrite: bool) -> State:
         row = known.get(job.key)
         if row is None:
             seed = secrets.randbits(31) if job.seed is None else job.seed
-            name = os.path.relpath(os.path.abspath(job.name(seed, date)), os.path.abspath(plan.folder))
+            name = relative(job.name(seed, date), plan.folder)
             row = Row(job.key, job.number, job.wanted.verb, job.model, name, seed, job.wanted.options, kind=job.kind)
         row.number, row.model, row.kind = job.number, job.model, job.kind
         job.seed, job.output = row.seed, os.path.normpath(os.path.join(plan.folder, row.output))
         state.rows[job.key] = row
+        job.overwrite = False
         _look(job, row, state)
         job.overwrite = job.overwrite or overwrite or bool(job.wanted.raw.get("overwrite"))
         if row.state != DONE and not job.overwrite and any(path.exists() for path in job.paths):
