@@ -88,7 +88,11 @@ def _build(build: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
         "upstream",
         f"{upstream['name']} {upstream['version']}, edits {upstream['edits']}, sha256 {upstream['sha256']}",
     )
-    own = "every instruction of the CPU that built it" if build["native"] is True else "a CPU of any kind"
+    own = (
+        "every instruction of the CPU that built it"
+        if build["native"] is True
+        else "those that travel (on x86-64 AVX2, FMA, F16C and BMI2)"
+    )
     yield "CPU code", f"-march={build['native']}" if isinstance(build["native"], str) else own
     if ggml := _GGML.get(build.get("ggml", "patched")):
         yield "ggml", ggml
