@@ -319,14 +319,15 @@ def test_memory_that_does_not_suffice_is_tried_once_with_less(tmp_path: Path, mo
 # ---- the end
 
 
-@pytest.mark.parametrize("where", ["load", "sample", "decode"])
-def test_ctrl_c(where: str, empty_folder: Path) -> None:
+@pytest.mark.parametrize("where", ["load", "step 20", "decode"])
+def test_ctrl_c(where: str) -> None:
     write_jobs("jobs.jsonl", [{"output": "out/1.png"}, {**VIDEO, "steps": 60, "output": "out/2.png"}])
     with sdsage_command("batch", "jobs.jsonl", "--json") as process:
         assert process.stdout is not None
         for line in process.stdout:
             event = json.loads(line)
-            if event["event"] == "stage" and (event["job"], event["stage"]) == (2, where):
+            here = f"step {event.get('overall_step')}" if event["event"] == "step" else event.get("stage")
+            if event.get("job") == 2 and here == where:
                 break
         workers = workers_of(process.pid)
         process.send_signal(signal.SIGINT)
@@ -340,6 +341,8 @@ def test_ctrl_c(where: str, empty_folder: Path) -> None:
     assert found["running"] is None
     batch("jobs.jsonl")
     check_whole("out", 2)
+    replayed = results()[1]["summary"]["replayed_steps"]
+    assert replayed >= {"load": 0, "step 20": 19, "decode": 0}[where]
 
 
 def test_a_second_batch_on_the_folder_says_who_is_there() -> None:
