@@ -13,10 +13,11 @@ from tiny_cli import run, sage_on_cpu
 import sdsage
 from sdsage._attention import SHAPES
 from sdsage._attention.problem import Measured, Problem
-from sdsage._bench import models
+from sdsage._bench import models, random_models, random_unet
 from sdsage._bench.attn import rows
 from sdsage._bench.quality import psnr
 from sdsage.cli.options import RANDOM, by_key
+from sdsage.tiny import umt5, wan, wan_vae
 
 NO_SAGE = not sdsage.sage_info().supported
 ATTN = ["bench", "attn", "--device", "cpu", "--shape", "tiny", "--repeats", "2"]
@@ -149,6 +150,10 @@ def test_models_of_random_weights() -> None:
     for model in models.MODELS.values():
         assert set(model.settings) <= set(by_key())
         assert bool(model.preset) != bool(model.size)
+    for name, size in random_models.WAN.items():
+        tensors = [*wan.wan(16, 16, size), *umt5.umt5(random_models.UMT5_XXL), *wan_vae.wan_vae(random_models.VAE)]
+        assert sum(t.nbytes for t in tensors) < models.MODELS[f"wan-{name}"].gigabytes * 1e9
+    assert sum(t.nbytes for t in random_unet.tensors()) < models.MODELS["sd1.5"].gigabytes * 1e9
 
 
 # ---- plots

@@ -232,7 +232,7 @@ def test_another_abi_is_an_import_error(tmp_path: Path) -> None:
     env = {**os.environ, "SDSAGE_LIB_DIR": str(tmp_path)}
     command = [sys.executable, "-P", "-c", "import sdsage; sdsage.devices()"]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert "ImportError: libsdsage has ABI version 99, this package needs 2" in done.stderr
+    assert f"ImportError: libsdsage has ABI version 99, this package needs {ABI_VERSION}" in done.stderr
 
 
 def import_alone(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -255,10 +255,11 @@ def test_importing_beside_declarations_of_another_version_shows_both(tmp_path: P
     (tmp_path / "libsdsage.so").symlink_to(library_path())
     text = cdef_path().read_text()
     for first, shown in (("/* ABI 99 */\n", "99"), ("", "none")):
-        (tmp_path / "cdef.h").write_text(text.replace("/* ABI 2 */\n", first))
+        (tmp_path / "cdef.h").write_text(text.replace(f"/* ABI {ABI_VERSION} */\n", first))
         done = import_alone(tmp_path)
         assert done.returncode == 1
-        assert f"ImportError: {tmp_path / 'cdef.h'} has ABI version {shown}, this package needs 2" in done.stderr
+        said = f"has ABI version {shown}, this package needs {ABI_VERSION}"
+        assert f"ImportError: {tmp_path / 'cdef.h'} {said}" in done.stderr
     (tmp_path / "cdef.h").write_text(text)
     assert import_alone(tmp_path).returncode == 0
 

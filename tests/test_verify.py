@@ -156,6 +156,17 @@ def test_every_method_has_its_limit_and_checks_of_each_kind() -> None:
     assert (speed.batch, speed.heads, speed.lq, speed.lk, speed.head_dim) == (2, 24, 4096, 4096, 128)
 
 
+def test_the_limits_are_told_as_they_are() -> None:
+    text = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+    for method, limit in LIMITS.items():
+        row = next(
+            line for line in text.splitlines() if line.startswith("|") and f"`{method}`" in line and "0.99" in line
+        )
+        assert [float(cell) for cell in row.split("|")[2:5]] == pytest.approx(
+            [limit.rel_l2, limit.cosine, limit.worst_row]
+        )
+
+
 # ---- the native entry point
 
 
