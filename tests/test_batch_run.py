@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ from worker_tools import LONG, gone, sdsage_command, wait_until, workers_of
 
 import sdsage
 from sdsage.batch import status as rows_of
+from sdsage.batch.journal import FOLDER
+from sdsage.batch.journal import NAME as JOURNAL
 from sdsage.batch.places import visible_gpu
 from sdsage.batch.sheet import NAME as SHEET
 from sdsage.errors import BadRequest
@@ -80,6 +83,35 @@ def test_a_killed_batch_goes_on_where_it_was() -> None:
     assert os.stat("out/1.png").st_mtime_ns == first.st_mtime_ns
     check_whole("out", 5)
     assert [e["event"] for e in events(batch("jobs.jsonl", "--json").stdout)] == ["start", "result"]
+
+
+def test_a_kill_between_the_file_and_the_journal_loses_nothing() -> None:
+    """The journal is as it was a moment before the end of job 2."""
+    write_jobs("jobs.jsonl", many(2))
+    batch("jobs.jsonl")
+    before, checkpoint = os.stat("out/2.png"), Path("out/.2.png.sdsage-checkpoint")
+    with sqlite3.connect(Path("out", FOLDER, JOURNAL)) as db:
+        db.execute("UPDATE jobs SET state = 'running', files = '[]' WHERE number = 2")
+    checkpoint.write_bytes(b"x")
+    seen = events(batch("jobs.jsonl", "--json").stdout)
+    assert [e["event"] for e in seen] == ["start", "note", "result"]
+    assert seen[1]["text"] == "2.png was finished by the run before"
+    assert os.stat("out/2.png").st_mtime_ns == before.st_mtime_ns
+    check_whole("out", 2)
+
+
+def test_frames_of_a_killed_run_are_replaced() -> None:
+    """Some of them had got their names."""
+    write_jobs("jobs.jsonl", [{**VIDEO, "video_frames": 5, "output": "out/f_%d.png"}])
+    batch("jobs.jsonl")
+    good = [pixels(f"out/f_{i}.png") for i in range(5)]
+    with sqlite3.connect(Path("out", FOLDER, JOURNAL)) as db:
+        db.execute("UPDATE jobs SET state = 'running', files = '[]'")
+    for i in (3, 4):
+        Path(f"out/f_{i}.png").unlink()
+    batch("jobs.jsonl")
+    assert [pixels(f"out/f_{i}.png") for i in range(5)] == good
+    assert [len(row["files"]) for row in results()] == [5]
 
 
 def test_what_a_killed_process_left_unfinished_goes() -> None:

@@ -72,9 +72,9 @@ def settle(plan: Plan, known: Mapping[str, Row], overwrite: bool) -> State:
         job.seed, job.output = row.seed, os.path.normpath(os.path.join(plan.folder, row.output))
         state.rows[job.key] = row
         job.overwrite = False
-        _look(job, row, state)
+        settled = _look(job, row, state)
         job.overwrite = job.overwrite or overwrite or bool(job.wanted.raw.get("overwrite"))
-        if row.state != DONE and not job.overwrite and any(path.exists() for path in job.paths):
+        if not settled and not job.overwrite and any(path.exists() for path in job.paths):
             conflicts.append(f"{job.output} ({job.wanted.where})")
     check_distinct(plan.jobs)
     if conflicts:
@@ -84,21 +84,24 @@ def settle(plan: Plan, known: Mapping[str, Row], overwrite: bool) -> State:
     return state
 
 
-def _look(job: Job, row: Row, state: State) -> None:
+def _look(job: Job, row: Row, state: State) -> bool:
+    """Whether the job is done, or will be when it is adopted."""
     paths = job.paths
     if row.state == DONE:
         if all(is_whole(state.plan.folder, entry) for entry in row.files):
-            return
+            return True
         state.redone.append(job.output)
         row.state = WAITING
     elif row.state == RUNNING:
         there = [path for path in paths if path.exists()]
         if len(paths) == 1 and there and stamp(paths[0]) != row.before:  # it got its name when it was whole
             state.adopted.append(row)
-        elif len(paths) > 1 and there and row.before is None:
+            return True
+        if len(paths) > 1 and there and row.before is None:
             job.overwrite = True  # some of its frames
     if row.files:  # from the time when it was done
         job.overwrite = True
+    return False
 
 
 def is_whole(folder: Path, entry: list[Any]) -> bool:
