@@ -90,9 +90,10 @@ class Tensor:
 
     def data(self, seed: int) -> bytes:
         """The tensor's bytes in the file; they depend on name, shape, type, fill and seed alone."""
-        return encode(self._values(seed), self.dtype)
+        return encode(self.values(seed), self.dtype)
 
-    def _values(self, seed: int) -> NDArray[np.float32]:
+    def values(self, seed: int) -> NDArray[np.float32]:
+        """What the file's bytes are rounded from."""
         match self.fill:
             case Constant(value):
                 return np.full(self.shape, value, np.float32)

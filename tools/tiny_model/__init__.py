@@ -1,1 +1,1 @@
-"""Makes the tiny model that draws: its data, its training, its export and its checks. Development only: see README.md."""
+"""Makes the tiny model that draws: data, training, export, checks. Development only: see README.md."""

@@ -1,6 +1,6 @@
 """Named arrays in safetensors files of limited size: `NAME.0.safetensors`, `NAME.1.safetensors`, ... NumPy only.
 
-Types are float32 and bfloat16; the latter are uint16 arrays here (`to_bf16`, `from_bf16`).
+Types are float32, float16 and bfloat16; the last are uint16 arrays here (`to_bf16`, `from_bf16`).
 """
 
 import json
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PART = 14 * 2**20  # bytes of a file at most: what leaves the training machine is limited to 16 MiB a file
-_TYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I64": np.dtype("<i8")}
+_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -61,13 +61,22 @@ def read(folder: Path, name: str) -> tuple[dict[str, NDArray], dict[str, str]]:
     arrays: dict[str, NDArray] = {}
     info: dict[str, str] = {}
     for path in sorted(folder.glob(f"{name}.*.safetensors")):
-        data = path.read_bytes()
-        (length,) = unpack("<Q", data[:8])
-        header = json.loads(data[8 : 8 + length])
-        info |= header.pop("__metadata__", {})
-        for key, entry in header.items():
-            begin, end = (8 + length + at for at in entry["data_offsets"])
-            arrays[key] = np.frombuffer(data[begin:end], _TYPES[entry["dtype"]]).reshape(entry["shape"])
+        more, about = read_file(path)
+        arrays |= more
+        info |= about
+    return arrays, info
+
+
+def read_file(path: Path) -> tuple[dict[str, NDArray], dict[str, str]]:
+    """Arrays and metadata of one safetensors file."""
+    data = path.read_bytes()
+    (length,) = unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    info = header.pop("__metadata__", {})
+    arrays = {}
+    for key, entry in header.items():
+        begin, end = (8 + length + at for at in entry["data_offsets"])
+        arrays[key] = np.frombuffer(data[begin:end], _TYPES[entry["dtype"]]).reshape(entry["shape"])
     return arrays, info
 
 

@@ -134,7 +134,7 @@ def wave(t: Tensor) -> Tensor:
 
 
 def padding_bias(lengths: Tensor, columns: int) -> Tensor:
-    """b x 1 x 1 x columns: the first padding token stands for all PROMPT_TOKENS - length of them, the others for none."""
+    """b x 1 x 1 x columns: the first padding token stands for all PROMPT_TOKENS - length of them."""
     at = torch.arange(columns, device=lengths.device)[None]
     n = lengths[:, None]
     many = (PROMPT_TOKENS - n).float().log()

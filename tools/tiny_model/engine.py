@@ -100,7 +100,7 @@ def _ended(w: Weights, n: int) -> Weights:
 
 
 def _undone(y: NDArray) -> NDArray:
-    """The channels c of a probe of the normalised ones, which are along the last axis: variance (K^2 + mean c^2) / 2."""
+    """A probe's channels c from the normalised ones (last axis): their variance was (K^2 + mean c^2) / 2."""
     y = y.astype(np.float64)
     scale = PAD_VALUE**2 / 2 / (1 - (y**2).mean(-1, keepdims=True) / 2)
     return (y * np.sqrt(scale)).astype(np.float32)
@@ -138,7 +138,7 @@ class Modules:
 
     def noise(self, sigma: float, seed: int, frames: int, size: tuple[int, int]) -> NDArray[np.float32]:
         """What a job of this seed begins with."""
-        dit = write_dit(self.folder / "zero.gguf", zero_dit(LATENT))
+        dit = write_dit(self.folder / "probe-zero.gguf", zero_dit(LATENT))
         with context(dit, self.text, self.vae) as model:
             return answer(model, "", sigma, seed=seed, frames=frames, size=size)
 
@@ -153,7 +153,7 @@ class Modules:
     def text_sum(self, prompts: list[str]) -> NDArray[np.float32]:
         """Sum of the text encoder's output over a prompt's tokens: prompts x width."""
         x = self.noise(1.0, 0, 1, (16, 16))
-        dit = write_dit(self.folder / "text.gguf", text_probe())
+        dit = write_dit(self.folder / "probe-text.gguf", text_probe())
         with context(dit, self.text, self.vae) as model:
             found = [x - answer(model, prompt, 1.0, frames=1, size=(16, 16)) for prompt in prompts]
         return np.concatenate([_undone(_patches(v)[:, : TEXT.dim]) for v in found])
@@ -163,7 +163,7 @@ class Modules:
         height, width = first.shape[:2]
         size = (width, height)
         x = self.noise(1.0, 0, frames, size)
-        dit = write_dit(self.folder / "frame.gguf", frame_probe())
+        dit = write_dit(self.folder / "probe-frame.gguf", frame_probe())
         with context(dit, self.text, self.vae) as model:
             v = x - answer(model, "", 1.0, frames=frames, size=size, first=first)
         c = _undone(_patches(v))
@@ -179,7 +179,7 @@ class Modules:
         seen: NDArray[np.float32] | None = None
         for step in range(round(ZOOM)):
             middle = (2 * step + 1) / ZOOM - 1
-            path = self.folder / "zoomed.safetensors"
+            path = self.folder / "probe-vae.safetensors"
             zoomed = dict(weights)
             zoomed["decoder.head.2.weight"] = weights["decoder.head.2.weight"] * ZOOM
             zoomed["decoder.head.2.bias"] = (weights["decoder.head.2.bias"] - middle) * ZOOM

@@ -89,7 +89,9 @@ def files(state: Path, linear: DType, vae_bits: int = 10) -> Iterable[tuple[str,
         yield f"umt5-{kind}.gguf", as_gguf(text(weights, linear), "t5encoder", "sdsage tiny umt5")
     if weights := arrays.load(state, "vae.ema"):
         if vae_bits < 10:
-            weights = {k: shorter(v, vae_bits) if v.ndim > 3 and k.endswith("weight") else v for k, v in weights.items()}
+            weights = {
+                k: shorter(v, vae_bits) if v.ndim > 3 and k.endswith("weight") else v for k, v in weights.items()
+            }
         yield "wan21-vae.safetensors", as_safetensors(vae(weights))
 
 

@@ -175,7 +175,12 @@ def caption(scenes: Scenes, i: int, rng: np.random.Generator) -> str:
         text += " " + _does(one_of, False, MOTIONS[s.motion2[i]], 1)
     if s.told[i]:
         texture = TEXTURES[s.texture[i]]
-        words = ("a", "" if texture == "plain" else texture, list(GROUNDS)[s.ground[i]], one_of(("background", "ground")))
+        words = (
+            "a",
+            "" if texture == "plain" else texture,
+            list(GROUNDS)[s.ground[i]],
+            one_of(("background", "ground")),
+        )
         text += " on " + " ".join(filter(None, words))
     if rng.random() < 0.1:
         text = text[0].upper() + text[1:] + "."

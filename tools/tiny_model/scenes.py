@@ -146,7 +146,9 @@ def draw(xp: Any, objects: Objects, grounds: Grounds, frames: int = FRAMES, size
     along = (xp.arange(size) + 0.5) * scale
     along = _like(xp, along, objects.x)
     px, py = along[None, None, None, :], along[None, None, :, None]  # n, frame, row, column
-    at = _like(xp, xp.arange(frames) / max(frames - 1, 1) - (0.5 if frames > 1 else 0.0), objects.x)[None, :, None, None]
+    at = _like(xp, xp.arange(frames) / max(frames - 1, 1) - (0.5 if frames > 1 else 0.0), objects.x)[
+        None, :, None, None
+    ]
 
     shade = _texture(xp, px, py, grounds)
     clip = [_wide(c) + shade + 0 * at for c in (grounds.red, grounds.green, grounds.blue)]

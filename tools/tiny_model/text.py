@@ -25,7 +25,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, buckets: Tensor, mask: Tensor) -> Tensor:
         y = self.attn_norm(x)
-        q, k, v = (a(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for a in (self.attn_q, self.attn_k, self.attn_v))
+        q, k, v = (
+            a(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for a in (self.attn_q, self.attn_k, self.attn_v)
+        )
         logits = (q @ k.transpose(-1, -2)).float() + self.attn_rel_b(buckets).permute(2, 0, 1) + mask
         x = x + self.attn_o((logits.softmax(-1).to(v.dtype) @ v).transpose(1, 2).flatten(2))
         y = self.ffn_norm(x)

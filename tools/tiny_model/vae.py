@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tools.tiny_model.sizes import LATENT, PIXEL, VaeSize
 
-# What the engine takes from latents of the VAE before they go to the diffusion transformer: fixed for every Wan 2.1 VAE.
+# Mean and deviation that the engine takes the VAE's latents to have, in every Wan 2.1.
 MEAN = (-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508)
 MEAN += (0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921)
 STD = (2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743)
@@ -23,7 +23,9 @@ FACTORS = (1, 2, 4, 4)
 class CausalConv(nn.Conv3d):
     """Sees a frame and those before it."""
 
-    def __init__(self, n_in: int, n_out: int, kernel: tuple[int, int, int], stride: int = 1, causal: bool = True) -> None:
+    def __init__(
+        self, n_in: int, n_out: int, kernel: tuple[int, int, int], stride: int = 1, causal: bool = True
+    ) -> None:
         super().__init__(n_in, n_out, kernel, (stride, 1, 1), (0, kernel[1] // 2, kernel[2] // 2))
         self.before = kernel[0] - 1 if causal else 0
 

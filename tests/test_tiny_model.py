@@ -1,0 +1,172 @@
+"""Data, reader, sizes and export of the tiny model (tools/tiny_model): what needs no torch."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.append(str(ROOT))  # at the end: the package under test stays the one that is installed
+
+from sdsage.tiny.tensors import DType
+from sdsage.tiny.umt5 import VOCABULARY
+from tools.tiny_model import arrays, engine, export, grammar, reader, scenes, sizes, tokens
+
+
+def combinations(s: grammar.Scenes, second: bool = False) -> np.ndarray:
+    return grammar.held_out(s.colour2, s.shape2, s.motion2) if second else grammar.held_out(s.colour, s.shape, s.motion)
+
+
+def test_what_is_held_out_is_never_trained_on() -> None:
+    some = grammar.sample(np.random.default_rng(0), 20000)
+    pair = some.shape2 >= 0
+    assert 0.15 < pair.mean() < 0.25
+    assert not combinations(some).any()
+    assert not combinations(some.take(np.flatnonzero(pair)), second=True).any()
+
+
+def test_all_captions_that_measure_the_model_are_held_out_and_differ() -> None:
+    kept, captions = grammar.held_out_captions()
+    assert len(set(captions)) == grammar.HELD_OUT_COUNT == 200
+    assert combinations(kept).all()
+    for what, least in (("colour", 8), ("shape", 6)):  # every value is among them
+        assert len(np.unique(getattr(kept, what))) == least
+    trained = set(grammar.captions(grammar.sample(np.random.default_rng(1), 20000), np.random.default_rng(2)))
+    assert not trained & set(captions)
+
+
+def test_a_caption_says_what_there_is() -> None:
+    rng = np.random.default_rng(4)
+    some = grammar.sample(rng, 300)
+    for i, text in enumerate(grammar.captions(some, rng)):
+        said = text.lower().replace(".", "").split()
+        motion = grammar.MOTIONS[some.motion[i]]
+        assert list(grammar.COLOURS)[some.colour[i]] in said
+        assert motion.way == 0 or grammar.DIRECTIONS[motion.way] in said
+        assert ("and" in said) == (some.shape2[i] >= 0)
+        assert (("two" in said) or ("three" in said)) == (some.count[i] > 1)
+        assert not some.told[i] or list(grammar.GROUNDS)[some.ground[i]] in said
+
+
+def test_every_word_has_a_token_and_prompts_fit() -> None:
+    assert set(grammar.words()) <= set(tokens.table())
+    assert max(tokens.used()) < VOCABULARY
+    rng = np.random.default_rng(5)
+    rows, lengths = tokens.rows(list(grammar.captions(grammar.sample(rng, 5000), rng)))
+    assert lengths.max() <= tokens.LONGEST < rows.shape[1]
+    assert (rows[np.arange(len(rows)), lengths - 1] == tokens.used().index(tokens.EOS) + 1).all()
+    assert (rows[np.arange(len(rows)), lengths] == 0).all()
+    with pytest.raises(ValueError, match="has words that captions do not have: dragon"):
+        tokens.encode("a red dragon")
+
+
+@pytest.fixture(scope="module")
+def clips() -> tuple[grammar.Scenes, np.ndarray]:
+    rng = np.random.default_rng(6)
+    some = grammar.sample(rng, 24)
+    return some, scenes.clips(some, rng)
+
+
+def test_clips_are_the_same_from_the_same_seed(clips: tuple[grammar.Scenes, np.ndarray]) -> None:
+    rng = np.random.default_rng(6)
+    again = scenes.clips(grammar.sample(rng, 24), rng)
+    assert again.shape == (24, scenes.FRAMES, scenes.SIZE, scenes.SIZE, 3)
+    assert (again == clips[1]).all()
+
+
+def test_objects_stay_in_the_frame(clips: tuple[grammar.Scenes, np.ndarray]) -> None:
+    rng = np.random.default_rng(8)
+    some = grammar.sample(rng, 5000)
+    o, _ = scenes.layout(some, rng)
+    there = o.radius > 0
+    reach = o.radius * scenes.REACH
+    for middle, path, hop in ((o.x, o.dx, 0 * o.hop), (o.y, o.dy, o.hop)):
+        assert ((middle - abs(path) / 2 - hop - reach) >= 0)[there].all()
+        assert ((middle + abs(path) / 2 + reach) <= scenes.UNITS)[there].all()
+    assert (there.sum(1) == np.where(some.shape2 >= 0, 2, some.count)).all()
+
+
+def test_the_reader_reads_the_generators_clips(clips: tuple[grammar.Scenes, np.ndarray]) -> None:
+    some, frames = clips
+    assert [reader.score(frames[i], some, i) for i in range(24)] == [reader.Score(True, True, True)] * 24
+
+
+def test_the_reader_tells_wrong_clips_from_right_ones(clips: tuple[grammar.Scenes, np.ndarray]) -> None:
+    """Backwards, with colours in another order, and of nothing."""
+    some, frames = clips
+    moving = [i for i in range(24) if grammar.MOTIONS[some.motion[i]].way in (1, 2) and some.shape2[i] < 0]
+    assert len(moving) > 3
+    for i in moving[:4]:
+        assert not reader.score(frames[i][::-1], some, i).direction
+        assert not reader.score(frames[i][..., ::-1], some, i).all or some.colour[i] in (1, grammar.WHITE_OBJECT)
+        blank = np.full_like(frames[i], 125)
+        assert reader.read(blank) == []
+        assert not reader.score(blank, some, i).colour
+
+
+def test_the_reader_counts(clips: tuple[grammar.Scenes, np.ndarray]) -> None:
+    some, frames = clips
+    for i in range(24):
+        one = next(f for f in reader.read(frames[i]) if f.colour == list(grammar.COLOURS)[some.colour[i]])
+        assert one.count == some.count[i]
+
+
+# ---- sizes and files
+
+
+def test_everything_fits_into_the_package() -> None:
+    """An upper bound: nothing is compressed, except the VAE's weights, whose last mantissa bits are zeros."""
+    q8 = 34 / 32
+    experts = 2 * sizes.DIT.weights(sizes.TEXT) * q8
+    text = (sizes.TEXT.weights + len(tokens.used()) * sizes.TEXT.dim) * q8
+    vae = (sizes.VAE.decoder_weights() + sizes.VAE.encoder_weights()) * 13 / 8  # 7 of 10 bits
+    first_frame = 2 * sizes.I2V_EXTRA * sizes.PATCH**2 * sizes.DIT.dim * 2
+    assert (experts + text + vae + first_frame) / 1e6 < 13.0
+    assert sizes.DIT.dim % sizes.HEAD == 0
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
+def test_bfloat16_is_near(values: list[float]) -> None:
+    x = np.array(values, np.float32)
+    x = x[np.abs(x) < 3e38]
+    back = arrays.from_bf16(arrays.to_bf16(x))
+    assert (np.abs(back - x) <= np.maximum(np.abs(x) / 256, 1e-38)).all()
+
+
+def test_weights_are_kept_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "PART", 1000)
+    kept = {f"a{i}": np.full((10 + i, 5), i, np.float32) for i in range(9)} | {"b": np.arange(3, dtype="<u2")}
+    assert len(arrays.save(tmp_path, "w", kept, {"step": "3"})) > 1
+    found, info = arrays.read(tmp_path, "w")
+    assert info == {"step": "3"}
+    assert found.keys() == kept.keys()
+    assert all((found[k] == kept[k]).all() and found[k].dtype == kept[k].dtype for k in kept)
+    arrays.save(tmp_path, "w", {"b": kept["b"]})
+    assert [p.name for p in tmp_path.iterdir()] == ["w.0.safetensors"]
+    with pytest.raises(ValueError, match="a has 4000 bytes, and a file holds 1000"):
+        arrays.save(tmp_path, "w", {"a": np.zeros(1000, np.float32)})
+
+
+def test_shortened_weights_are_near_and_compress() -> None:
+    values = np.random.default_rng(0).normal(0, 0.05, 4096).astype(np.float32)
+    short = export.shorter(values, 7)
+    assert np.abs(short - values).max() <= np.abs(values).max() / 128
+    assert not (short.astype(np.float16).view(np.uint16) & 7).any()
+
+
+def test_a_text_to_video_expert_is_the_other_with_fewer_inputs() -> None:
+    weights = engine.frame_probe()
+    for inputs in (sizes.LATENT, 2 * sizes.LATENT + 4):
+        tensor = dict((t.name, (t, v)) for t, v in export.dit(weights, DType.F32, inputs))["patch_embedding.weight"]
+        assert tensor[0].shape == (4 * 64 * inputs, 1, 2, 2)
+        assert (tensor[1].reshape(256, inputs, 1, 2, 2) == weights["patch_embedding.weight"][:, :inputs]).all()
+
+
+def test_the_tokens_file_is_sorted_and_small() -> None:
+    text = tokens.FILE.read_text(encoding="utf-8")
+    assert list(json.loads(text)) == sorted(json.loads(text))
+    assert len(text) < 4096

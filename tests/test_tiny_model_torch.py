@@ -1,0 +1,111 @@
+"""The tiny model's training code; needs PyTorch, which nothing else here does."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+torch = pytest.importorskip("torch")
+
+sys.path.append(str(ROOT))  # at the end: the package under test stays the one that is installed
+
+from tools.tiny_model import arrays, data, dit, flow, grammar, scenes, state, text, tokens, train, vae  # noqa: E402
+from tools.tiny_model.sizes import DitSize, TextSize, VaeSize  # noqa: E402
+
+TEXT, DIT = TextSize(layers=2), DitSize(dim=128, ffn=64, blocks=1, inputs=36)
+
+
+def test_torch_draws_what_numpy_draws() -> None:
+    clips, captions = data.draw(np.random.default_rng(3), 8, torch.device("cpu"))
+    rng = np.random.default_rng(3)
+    some = grammar.sample(rng, 8)
+    frames = scenes.clips(some, rng)
+    away = ((clips + 1) * 127.5).permute(0, 2, 3, 4, 1).numpy() - frames
+    assert np.abs(away).max() < 0.6
+    assert captions == list(grammar.captions(some, rng))
+
+
+def test_padding_in_one_token_is_padding_in_all() -> None:
+    torch.manual_seed(0)
+    net = dit.Wan(DIT, TEXT)
+    torch.nn.init.normal_(net.head.head.weight)
+    hidden = torch.randn(1, 512, TEXT.dim)
+    hidden[:, 9:] = 0
+    x, sigma, length = torch.randn(1, 36, 2, 4, 4), torch.tensor([0.5]), torch.tensor([9])
+    short = net(x, sigma, hidden[:, :12], length)
+    padding, dit.padding_bias = dit.padding_bias, lambda lengths, columns: torch.zeros(1, 1, 1, columns)
+    try:
+        whole = net(x, sigma, hidden, length)
+    finally:
+        dit.padding_bias = padding
+    assert torch.allclose(short, whole, atol=1e-4)
+    assert whole.abs().max() > 0.1
+
+
+def test_normalised_latents_decode_to_the_same() -> None:
+    torch.manual_seed(0)
+    net = vae.WanVae(VaeSize(8, 8))
+    clip = torch.rand(1, 3, 5, 16, 16) * 2 - 1
+    with torch.no_grad():
+        mean, spread = net.moments(clip)
+        before = net.decode(mean)
+        z = mean.transpose(0, 1).flatten(1)
+        m, s = z.mean(1), z.std(1)
+        net.normalise(m, s)
+        after = net.diffusion_latents(clip)
+        assert torch.allclose(after, (mean - m.view(1, -1, 1, 1, 1)) / s.view(1, -1, 1, 1, 1), atol=1e-3)
+        assert torch.allclose(net.decode_diffusion(after), before, atol=1e-3)
+        variance = net.moments(clip)[1].exp() / torch.tensor(vae.STD).view(1, -1, 1, 1, 1) ** 2
+        assert torch.allclose(variance, spread.exp() / s.view(1, -1, 1, 1, 1) ** 2, rtol=1e-3)
+
+
+def test_a_picture_is_the_first_frame_of_a_clip() -> None:
+    torch.manual_seed(0)
+    net = vae.WanVae(VaeSize(8, 8))
+    clip = torch.rand(1, 3, 9, 16, 16)
+    with torch.no_grad():
+        whole, one = net.diffusion_latents(clip), net.diffusion_latents(clip[:, :, :1])
+        assert torch.allclose(whole[:, :, :1], one, atol=1e-5)
+        assert net.decode_diffusion(whole).shape == clip.shape
+
+
+def test_training_stops_and_goes_on(tmp_path: Path) -> None:
+    """The same steps in two pieces as in one: moments are rounded to bfloat16 between them."""
+
+    def trained(folder: Path, pieces: list[int]) -> dict[str, np.ndarray]:
+        for last in pieces:
+            torch.manual_seed(1)
+            net = text.Umt5(TEXT, len(tokens.used()))
+            trainer = state.Trainer("t", net, folder, 0.1, 0.9)  # the rate begins at a 200th
+            trainer.resume()
+            trainer.steps = 6
+            rows, lengths = (torch.from_numpy(a) for a in tokens.rows(["a red circle", ""]))
+            while trainer.step < last:
+                trainer.update((net(rows, lengths) - 1).square().mean() * (1 + trainer.step))
+            trainer.save()
+        return arrays.load(folder, "t.ema")
+
+    once, twice, half = (trained(tmp_path / str(k), p) for k, p in enumerate(([6], [3, 6], [3])))
+    away, moved = (max(np.abs(once[k] - other[k]).max() for k in once) for other in (twice, half))
+    assert away < moved / 10
+
+
+def test_experts_learn_their_part_of_the_schedule() -> None:
+    for sigma in (0.0, 0.2, 0.875, 1.0):
+        assert float(flow.shifted(torch.tensor(flow.time_of(sigma)))) == pytest.approx(sigma, abs=1e-6)
+    (low, top), (bottom, high) = flow.part_of("low"), flow.part_of("high")
+    assert low == 0.0
+    assert high == 1.0
+    assert bottom < flow.time_of(flow.BOUNDARY) < top
+    schedule = flow.sigmas(12)
+    assert float(schedule[0]) == 1.0
+    assert float(schedule[-1]) == 0.0
+    assert (schedule[1:] < schedule[:-1]).all()
+
+
+def test_a_stage_needs_the_one_before(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no finished vae\.ema: train the stage before this one first"):
+        state.load(vae.WanVae(VaeSize(8, 8)), tmp_path, "vae")
+    assert set(train.RATES) == set(train.DECAYS) == set(train.BATCHES) == set(train.STAGES)

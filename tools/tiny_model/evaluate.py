@@ -1,0 +1,137 @@
+"""Renders the held-out captions and reads the clips: python -m tools.tiny_model.evaluate --models FOLDER --out FOLDER
+
+With --models the engine renders what `export` wrote; with --state torch does, from the weights themselves. Leaves
+scores.json, sheet.png and, for comparisons, clips.npz under --out.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from tools.tiny_model import grammar, reader
+from tools.tiny_model.scenes import FRAMES, SIZE
+from tools.tiny_model.sizes import BOUNDARY, SHIFT
+
+SHEET_ROWS, SHEET_FRAMES, TEXT_HEIGHT = 24, (0, 4, 8, 12, 16), 14
+Frames = NDArray[np.uint8]
+
+
+def with_engine(a: argparse.Namespace, captions: list[str]) -> Iterator[Frames]:
+    """Clips by sdsage, one at a time; clip i has seed i."""
+    import sdsage
+
+    params = sdsage.SdCtxParams(n_threads=a.threads)
+    params.diffusion_model_path = str(a.models / f"wan-t2v-low-{a.type}.gguf")
+    params.high_noise_diffusion_model_path = str(a.models / f"wan-t2v-high-{a.type}.gguf")
+    params.t5xxl_path, params.vae_path = str(a.models / f"umt5-{a.type}.gguf"), str(a.models / "wan21-vae.safetensors")
+    params.diffusion_flash_attn, params.sage_attn = a.flash, a.sage
+    with sdsage.Context(params) as model:
+        for seed, caption in enumerate(captions):
+            job = sdsage.SdVidGenParams(prompt=caption, width=SIZE, height=SIZE, video_frames=FRAMES, seed=seed)
+            for sample in (job.sample_params, job.high_noise_sample_params):
+                sample.sample_method = sdsage.SampleMethod.EULER
+                sample.scheduler = sdsage.Scheduler.DISCRETE
+                sample.guidance.txt_cfg = a.guidance
+                sample.flow_shift = SHIFT
+            job.sample_params.sample_steps = a.steps
+            job.high_noise_sample_params.sample_steps = -1  # as many of them as are above the boundary
+            job.moe_boundary = BOUNDARY
+            yield model.generate_video(job).frames
+
+
+def with_torch(a: argparse.Namespace, captions: list[str], batch: int = 50) -> Iterator[Frames]:
+    """Clips by the modules that were trained, on a GPU if there is one."""
+    import torch
+
+    from tools.tiny_model import arrays, data, flow, state, tokens
+    from tools.tiny_model.dit import Wan
+    from tools.tiny_model.sizes import I2V, LATENT, TEXT, VAE, latent_shape
+    from tools.tiny_model.text import Umt5
+    from tools.tiny_model.vae import WanVae
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    done = {name: arrays.read(a.state, f"{name}.ema")[1].get("finished") for name in ("low", "high")}
+    experts = [name if done[name] else "trunk" for name in ("low", "high")]
+    low, high = (state.load(Wan(I2V, TEXT), a.state, name).to(device).eval() for name in experts)
+    text = state.load(Umt5(TEXT, len(tokens.used())), a.state, "text").to(device).eval()
+    vae = state.load(WanVae(VAE), a.state, "vae").to(device).eval()
+    print(f"experts: {', '.join(experts)}")
+    for begin in range(0, len(captions), batch):
+        some = captions[begin : begin + batch]
+        rows, lengths = (torch.from_numpy(x).to(device) for x in tokens.rows(some))
+        empty = data.empty_prompt(device)
+        none = tuple(x.expand(len(some), *x.shape[1:]) for x in (text(*empty), empty[1]))
+        random = torch.Generator().manual_seed(begin)
+        noise = torch.randn((len(some), LATENT, *latent_shape(FRAMES, SIZE, SIZE)), generator=random).to(device)
+        with torch.no_grad():
+            z = flow.sample(low, high, noise, (text(rows, lengths), lengths), none, a.steps, a.guidance)
+            for k in range(len(some)):
+                clip = vae.decode_diffusion(z[k : k + 1])[0].clamp(-1, 1)
+                yield ((clip + 1) * 127.5).round().byte().permute(1, 2, 3, 0).cpu().numpy()
+
+
+def sheet(clips: list[Frames], captions: list[str], scores: list[reader.Score]) -> Image.Image:
+    """Some frames of the first clips, their captions above them; a mark tells what was read otherwise."""
+    size, rows = clips[0].shape[1], min(SHEET_ROWS, len(clips))
+    picture = Image.new("RGB", (2 * len(SHEET_FRAMES) * size + 8, -(-rows // 2) * (size + TEXT_HEIGHT)), "white")
+    draw = ImageDraw.Draw(picture)
+    for i in range(rows):
+        x, y = i % 2 * (len(SHEET_FRAMES) * size + 8), i // 2 * (size + TEXT_HEIGHT)
+        wrong = [w for w in ("colour", "shape", "direction") if not getattr(scores[i], w)]
+        draw.text((x + 2, y), captions[i] + (f"  [{', '.join(wrong)}]" if wrong else ""), fill="black")
+        for k, frame in enumerate(SHEET_FRAMES):
+            picture.paste(Image.fromarray(clips[i][frame]), (x + k * size, y + TEXT_HEIGHT))
+    return picture
+
+
+def psnr(a: Frames, b: Frames) -> float:
+    """In dB; infinite for equal clips."""
+    error = np.square(a.astype(np.float64) - b).mean()
+    return float(10 * np.log10(255.0**2 / error)) if error else float("inf")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--models", type=Path, help="folder of export.py: the engine renders")
+    source.add_argument("--state", type=Path, help="folder of train.py: torch renders")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--type", choices=("f32", "f16", "q8_0"), default="q8_0", help="which of the model files")
+    parser.add_argument("--count", type=int, default=grammar.HELD_OUT_COUNT, help="of the held-out captions")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--guidance", type=float, default=3.5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--flash", action="store_true", help="flash attention")
+    parser.add_argument("--sage", action="store_true", help="SageAttention")
+    parser.add_argument("--against", type=Path, help="--out of another run: PSNR between its clips and these")
+    a = parser.parse_args()
+    if not 1 <= a.count <= grammar.HELD_OUT_COUNT or a.steps < 1:
+        parser.error(f"--count is 1 to {grammar.HELD_OUT_COUNT} and --steps 1 or more")
+    scenes, captions = grammar.held_out_captions()
+    captions = captions[: a.count]
+    begun = time.monotonic()
+    clips = list(with_engine(a, captions) if a.models else with_torch(a, captions))
+    seconds = time.monotonic() - begun
+    scores = [reader.score(clip, scenes, i) for i, clip in enumerate(clips)]
+    result: dict[str, object] = {"clips": len(clips), "steps": a.steps, "guidance": a.guidance, **reader.shares(scores)}
+    result["seconds_per_clip"] = round(seconds / len(clips), 3)
+    result["wrong"] = {captions[i]: vars(s) for i, s in enumerate(scores) if not s.all}
+    if a.against:
+        other = np.load(a.against / "clips.npz")["clips"]
+        values = [psnr(x, y) for x, y in zip(clips, other, strict=False)]
+        result["psnr_mean"], result["psnr_least"] = float(np.mean(values)), min(values)
+    a.out.mkdir(parents=True, exist_ok=True)
+    (a.out / "scores.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    sheet(clips, captions, scores).save(a.out / "sheet.png")
+    np.savez_compressed(a.out / "clips.npz", clips=np.stack(clips))
+    print(json.dumps({k: v for k, v in result.items() if k != "wrong"}))
+
+
+if __name__ == "__main__":
+    main()
