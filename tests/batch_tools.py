@@ -3,7 +3,6 @@
 import hashlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,11 @@ def batch(*args: str, code: int = 0) -> Any:
     return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
+def events(text: str) -> list[dict[str, Any]]:
+    """The lines of --json."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def results(folder: str | Path = "out") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -63,8 +67,3 @@ def pixels(path: str | Path) -> bytes:
 
     with Image.open(path) as image:
         return image.convert("RGB").tobytes()
-
-
-def python_of(text: str, *args: str) -> "subprocess.Popen[str]":
-    """A program in a process of its own."""
-    return subprocess.Popen([sys.executable, "-P", "-c", text, *args], stdout=subprocess.PIPE, text=True)
