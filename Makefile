@@ -53,7 +53,7 @@ test-windows: $(VENV)/dev $(VENV)/installed
 soak: $(VENV)/dev $(VENV)/installed
 	python tests/batch_soak.py
 
-# What compiles with which CUDA toolkit and which host compiler: docs/builds.md. Hours on two cores and 12 GB the first time; goes on
+# What compiles with which CUDA toolkit and which host compiler: docs/builds.md. Hours on two cores and 13 GB the first time; goes on
 # where it was interrupted. PARTS="nvrtc host" runs a part of it and writes nothing.
 test-matrix: $(VENV)/dev
 	python tools/matrix $(PARTS)

@@ -1,9 +1,9 @@
-"""Compiles everything of ours that a compiler sees with many toolkits and compilers, and says what compiled with what.
+"""Compiles what of ours goes into the library with many toolkits and compilers, and says what compiled with what.
 
     python tools/matrix [nvrtc] [nvcc] [clang] [host]     all of them without a name; `make test-matrix`
     python tools/matrix --kept                            compiles nothing: the results so far, the others as not tried
 
-Toolkits come from NVIDIA's wheels into build/matrix (12 GB). A run that was interrupted goes on where it was. The
+Toolkits come from NVIDIA's wheels into build/matrix (13 GB). A run that was interrupted goes on where it was. The
 table goes to docs/builds.md and benchmarks/results/build_matrix.json when all parts have run.
 """
 
