@@ -16,6 +16,8 @@ from sdsage.tiny.tensors import DType
 from sdsage.tiny.umt5 import VOCABULARY
 from tools.tiny_model import arrays, engine, export, grammar, reader, scenes, sizes, tokens
 
+CLIPS = 14
+
 
 def combinations(s: grammar.Scenes, second: bool = False) -> np.ndarray:
     return grammar.held_out(s.colour2, s.shape2, s.motion2) if second else grammar.held_out(s.colour, s.shape, s.motion)
@@ -35,7 +37,7 @@ def test_all_captions_that_measure_the_model_are_held_out_and_differ() -> None:
     assert combinations(kept).all()
     for what, least in (("colour", 8), ("shape", 6)):  # every value is among them
         assert len(np.unique(getattr(kept, what))) == least
-    trained = set(grammar.captions(grammar.sample(np.random.default_rng(1), 20000), np.random.default_rng(2)))
+    trained = set(grammar.captions(grammar.sample(np.random.default_rng(1), 4000), np.random.default_rng(2)))
     assert not trained & set(captions)
 
 
@@ -67,14 +69,14 @@ def test_every_word_has_a_token_and_prompts_fit() -> None:
 @pytest.fixture(scope="module")
 def clips() -> tuple[grammar.Scenes, np.ndarray]:
     rng = np.random.default_rng(6)
-    some = grammar.sample(rng, 24)
+    some = grammar.sample(rng, CLIPS)
     return some, scenes.clips(some, rng)
 
 
 def test_clips_are_the_same_from_the_same_seed(clips: tuple[grammar.Scenes, np.ndarray]) -> None:
     rng = np.random.default_rng(6)
-    again = scenes.clips(grammar.sample(rng, 24), rng)
-    assert again.shape == (24, scenes.FRAMES, scenes.SIZE, scenes.SIZE, 3)
+    again = scenes.clips(grammar.sample(rng, CLIPS), rng)
+    assert again.shape == (CLIPS, scenes.FRAMES, scenes.SIZE, scenes.SIZE, 3)
     assert (again == clips[1]).all()
 
 
@@ -92,15 +94,15 @@ def test_objects_stay_in_the_frame(clips: tuple[grammar.Scenes, np.ndarray]) -> 
 
 def test_the_reader_reads_the_generators_clips(clips: tuple[grammar.Scenes, np.ndarray]) -> None:
     some, frames = clips
-    assert [reader.score(frames[i], some, i) for i in range(24)] == [reader.Score(True, True, True)] * 24
+    assert [reader.score(frames[i], some, i) for i in range(CLIPS)] == [reader.Score(True, True, True)] * CLIPS
 
 
 def test_the_reader_tells_wrong_clips_from_right_ones(clips: tuple[grammar.Scenes, np.ndarray]) -> None:
     """Backwards, with colours in another order, and of nothing."""
     some, frames = clips
-    moving = [i for i in range(24) if grammar.MOTIONS[some.motion[i]].way in (1, 2) and some.shape2[i] < 0]
-    assert len(moving) > 3
-    for i in moving[:4]:
+    moving = [i for i in range(CLIPS) if grammar.MOTIONS[some.motion[i]].way in (1, 2) and some.shape2[i] < 0]
+    assert len(moving) > 1
+    for i in moving[:2]:
         assert not reader.score(frames[i][::-1], some, i).direction
         assert not reader.score(frames[i][..., ::-1], some, i).all or some.colour[i] in (1, grammar.WHITE_OBJECT)
         blank = np.full_like(frames[i], 125)
@@ -110,8 +112,10 @@ def test_the_reader_tells_wrong_clips_from_right_ones(clips: tuple[grammar.Scene
 
 def test_the_reader_counts(clips: tuple[grammar.Scenes, np.ndarray]) -> None:
     some, frames = clips
-    for i in range(24):
-        one = next(f for f in reader.read(frames[i]) if f.colour == list(grammar.COLOURS)[some.colour[i]])
+    groups = np.flatnonzero(some.count > 1)
+    assert len(groups) > 1
+    for i in groups[:2]:
+        (one,) = reader.read(frames[i])
         assert one.count == some.count[i]
 
 
