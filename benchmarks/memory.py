@@ -4,7 +4,8 @@
 
 Each run is one step and the decode of 832x480 pixels, in a process of its own, with weights given back once they are
 done with, as the command line does. The peak is that of nvidia-smi twice a second. Results go to
-benchmarks/results/memory.json; a difference beyond 15 % ends the script with an error.
+benchmarks/results/memory.json; a difference beyond 15 % ends the script with an error. Where max_vram cuts a network into
+parts the estimate is that limit, which whole blocks fill only in part: there a peak above the estimate is the error.
 """
 
 import argparse
@@ -111,7 +112,7 @@ def main() -> None:
             values = json.loads(done.stdout.splitlines()[-1])
             difference = values["estimate MiB"] / values["peak MiB"] - 1
             entry["runs"][name] = {"difference": f"{100 * difference:+.1f} %"} | values
-            if abs(difference) > ERROR:
+            if difference < 0 if RUNS[name][2].max_vram else abs(difference) > ERROR:
                 wrong.append(name)
         print(name, json.dumps(entry["runs"][name]), flush=True)
         RESULT.write_text(json.dumps(entry, indent=2) + "\n")
