@@ -4,8 +4,8 @@
 
 Each run is one step and the decode of 832x480 pixels, in a process of its own, with weights given back once they are
 done with, as the command line does. The peak is that of nvidia-smi twice a second. Results go to
-benchmarks/results/memory.json; a difference beyond 15 % ends the script with an error. Where max_vram cuts a network into
-parts the estimate is that limit, which whole blocks fill only in part: there a peak above the estimate is the error.
+benchmarks/results/memory.json; a difference beyond 15 % ends the script with an error. Where max_vram cuts a network
+into parts the estimate is that limit, which whole blocks fill only in part: a peak above it is the error there.
 """
 
 import argparse
