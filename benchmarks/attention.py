@@ -48,7 +48,7 @@ BACKENDS = {
     "torch efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 TYPES = {"f32": torch.float32, "f16": torch.float16}
-KERNELS = ("fp16", "fp8", "fp8++")
+KERNELS = ("fp16", "fp8", "fp8++", "hopper")
 
 
 def median_ms(call: Callable[[], Any]) -> tuple[float, float]:

@@ -37,6 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "sage fp16": {"sage_attn": True, "sage_kernel": "fp16"},
     "sage fp8": {"sage_attn": True, "sage_kernel": "fp8"},
     "sage fp8++": {"sage_attn": True, "sage_kernel": "fp8++"},
+    "sage hopper": {"sage_attn": True, "sage_kernel": "hopper"},
     "sage auto": {"sage_attn": True},
 }
 DEFAULT_METHODS = ("flash", "sage fp16", "sage auto")
@@ -206,7 +207,7 @@ def unpatched(program: str, files: dict[str, str], args: argparse.Namespace) -> 
 
 GROUPS = (  # first match wins
     ("attention", r"flash_attn|qk_int8|fattn"),
-    ("attention: quantizers", r"quantize_qk|quantize_v_|kv_stats"),
+    ("attention: quantizers", r"\bquantize<\d|kv_stats"),
     ("linear layers", r"mul_mat_q|mmq|gemm|cutlass|cublas|nvjet"),
     ("copies and casts", r"cpy|concat|pad|memcpy|convert|dup|cont"),
 )

@@ -72,7 +72,7 @@ class Attention:
     Attributes:
         module: "diffusion", or with two experts "low-noise" and "high-noise"; "text encoder", "picture encoder", "VAE",
             "ControlNet".
-        kernel: "fp16", "fp8" or "fp8++" of SageAttention, "flash" or "ordinary".
+        kernel: "fp16", "fp8", "fp8++" or "hopper" of SageAttention, "flash" or "ordinary".
         calls: attention nodes of the graphs that were executed.
         why: why SageAttention was not used although it was asked for; "" otherwise.
     """
@@ -392,7 +392,7 @@ class SageInfo:
 
     Attributes:
         device: name and card: "cuda:0 (NVIDIA H200)".
-        kernel: "fp16", "fp8" or "fp8++"; "" when not supported.
+        kernel: "fp16", "fp8", "fp8++" or "hopper"; "" when not supported.
         emulated: this GPU emulates the kernel's FP8 instructions.
         reason: why it can't run; "" when supported.
         why_not_better: why no better kernel runs, or which other is faster; "" if none.

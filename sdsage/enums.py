@@ -155,7 +155,8 @@ class SageKernel(CEnum):
     FP16 = 1, "fp16"
     FP8 = 2, "fp8"
     FP8PP = 3, "fp8++"
-    COUNT = 4
+    HOPPER = 4, "hopper"
+    COUNT = 5
 
 
 class LogLevel(CEnum):

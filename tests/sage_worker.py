@@ -16,7 +16,7 @@ import sdsage
 from sdsage import presets
 from sdsage._ffi import lib, text
 
-ADA, AMPERE = (89, 13000, b"80 89"), (80, 13000, b"80 89")
+ADA, AMPERE, HOPPER = (89, 13000, b"80 89"), (80, 13000, b"80 89"), (90, 13000, b"90a")
 
 
 def files(name: str) -> dict[str, str]:
@@ -125,6 +125,10 @@ def main() -> None:
     runs = {"plain": plain, "zeroed": run(model, break_it=True, sage_attn=True)}
     for kernel in ("auto", "fp16", "fp8", "fp8++"):
         runs[kernel] = run(model, sage_attn=True, sage_kernel=kernel)
+    lib.sdsage_test_sage_cpu(*HOPPER)
+    runs["hopper"] = run(model, sage_attn=True, sage_kernel="hopper")
+    runs["auto on Hopper"] = run(model, sage_attn=True)
+    lib.sdsage_test_sage_cpu(*ADA)
     runs["with diffusion_flash_attn"] = run(model, sage_attn=True, diffusion_flash_attn=True)
     runs["with flash_attn"] = run(model, sage_attn=True, flash_attn=True)
     runs["flash"] = run(model, diffusion_flash_attn=True)

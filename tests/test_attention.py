@@ -15,7 +15,14 @@ from sdsage._attention.accuracy import LIMITS
 
 DEVICE = os.environ.get("SDSAGE_PROBE_DEVICE", "cpu")
 # of few outputs, some of them masked
-LIMIT = {"ordinary": LIMITS["plain"].rel_l2, "flash": 3e-3, "fp16": LIMITS["fp16"].rel_l2, "fp8": 0.045, "fp8++": 0.045}
+LIMIT = {
+    "ordinary": LIMITS["plain"].rel_l2,
+    "flash": 3e-3,
+    "fp16": LIMITS["fp16"].rel_l2,
+    "fp8": 0.045,
+    "fp8++": 0.045,
+    "hopper": 0.045,
+}
 
 
 def probe(
@@ -39,7 +46,7 @@ def probe(
 
 
 @pytest.mark.parametrize("layout", ["rope", "rows"])
-@pytest.mark.parametrize("method", ["ordinary", "flash", "fp16", "fp8", "fp8++"])
+@pytest.mark.parametrize("method", ["ordinary", "flash", "fp16", "fp8", "fp8++", "hopper"])
 @pytest.mark.parametrize(
     "shape",
     [
@@ -92,7 +99,7 @@ def test_fallback_is_counted_with_its_reason(shape: dict[str, Any], kernel: str,
     assert found["error"] < LIMIT[kernel]
 
 
-@pytest.mark.parametrize("method", ["fp16", "fp8", "fp8++"])
+@pytest.mark.parametrize("method", ["fp16", "fp8", "fp8++", "hopper"])
 def test_kv_scale_has_no_part(method: str) -> None:
     """Qwen-Image and Z-Image give 1/128 against the overflow of FP16: V of 1e5 is beyond its range."""
     plain = probe(method, value=1e5)

@@ -23,7 +23,7 @@ from sdsage._library import sd_cli_path
 GPU = next((d.name for d in sdsage.devices() if d.name.startswith("cuda")), "")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="no CUDA device")]
 
-KERNELS = ("fp16", "fp8", "fp8++")
+KERNELS = ("fp16", "fp8", "fp8++", "hopper")
 MIB = 1 << 20
 
 

@@ -149,9 +149,9 @@ class Watch:
 
 @contextmanager
 def stopped_before_decoding(*args: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """A run whose worker stands still in one of its steps."""
+    """A run whose worker stands still after a step of its last expert, which then has all the memory that it takes."""
     with sdsage_command(*args) as process:
-        read_until(process, LINES["step 2"])
+        read_until(process, "sample (low-noise expert) 1/")
         (worker,) = workers_of(process.pid)
         os.kill(worker, signal.SIGSTOP)
         yield process, worker

@@ -20,7 +20,7 @@ MODULES = {"wan": ["low-noise", "high-noise"], "flux": ["diffusion"]}
 # Tiny Wan: 2 layers with self- and cross-attention, 2 steps an expert, 2 forwards a step with guidance.
 # Tiny Flux: 2 double and 2 single blocks, 2 steps without guidance.
 CALLS = {"wan": 2 * 2 * 2 * 2, "flux": 4 * 2}
-SAGE = ("fp16", "fp8", "fp8++")
+SAGE = ("fp16", "fp8", "fp8++", "hopper")
 
 
 @cache
@@ -74,6 +74,8 @@ class TestModels:
         """Compute capability 8.9 with CUDA 13: fp8++."""
         assert runs["auto"]["hash"] == runs["fp8++"]["hash"]
         assert runs["fp8"]["hash"] != runs["fp8++"]["hash"]
+        assert runs["auto on Hopper"]["hash"] == runs["hopper"]["hash"]
+        assert len({runs[kernel]["hash"] for kernel in SAGE}) == len(SAGE)
 
     def test_precedes_flash_attention(self, runs: Any, model: str) -> None:
         assert runs["with diffusion_flash_attn"]["hash"] == runs["auto"]["hash"]
@@ -95,7 +97,7 @@ class TestModels:
 
     def test_a_decode_is_the_same(self, runs: Any, model: str) -> None:
         """The VAE's attention, one head of all channels, is none of its."""
-        kinds = ("plain", "plain again", "fp16", "fp8", "fp8++", "auto")
+        kinds = ("plain", "plain again", "fp16", "fp8", "fp8++", "hopper", "auto")
         assert len({runs[kind]["decoded"] for kind in kinds}) == 1
 
     def test_off_means_off(self, runs: Any, model: str) -> None:

@@ -155,7 +155,7 @@ int setting_of(const std::string & method) {
     if (method == "flash") {
         return sdsage::ATTN_FLASH;
     }
-    for (sage_kernel kernel : { SAGE_KERNEL_AUTO, SAGE_KERNEL_FP16, SAGE_KERNEL_FP8, SAGE_KERNEL_FP8PP }) {
+    for (sage_kernel kernel : { SAGE_KERNEL_AUTO, SAGE_KERNEL_FP16, SAGE_KERNEL_FP8, SAGE_KERNEL_FP8PP, SAGE_KERNEL_HOPPER }) {
         if (method == sdsage::sage_kernel_text(kernel)) {
             return sdsage::sage_setting(kernel);
         }
@@ -188,7 +188,8 @@ int main(int argc, char ** argv) {
         return 2;
     }
     if (std::strcmp(argv[1], "cpu") == 0) {
-        sdsage_test_sage_cpu(120, 13000, "120a");
+        const bool hopper = std::strcmp(argv[2], "hopper") == 0;
+        sdsage_test_sage_cpu(hopper ? 90 : 120, 13000, hopper ? "90a" : "120a");
     }
     const int setting      = setting_of(c.method);
     ggml_backend_t backend = sd_get_default_backend();

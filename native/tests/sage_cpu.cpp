@@ -1,5 +1,5 @@
 // SageAttention's arithmetic for ggml's CPU backend, as native/sage_cuda/kernels computes it: groups, scales, rounding and the
-// order of the 64-key tiles are the kernels' own; sums inside a tile may be added in another order. For tests only.
+// order of the key tiles are the kernels' own; sums inside a tile may be added in another order. For tests only.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -106,7 +106,7 @@ std::vector<float> quantize_v(std::vector<float> & v, int64_t dim, const std::ve
         }
         const bool f16 = kernel == SAGE_KERNEL_FP16;
         if (largest > 0.f) {
-            scale[c] = f16 ? std::ldexp(1.f, std::ilogb(largest) - 14) : largest / (kernel == SAGE_KERNEL_FP8 ? E4M3MAX : 2.25f);
+            scale[c] = f16 ? std::ldexp(1.f, std::ilogb(largest) - 14) : largest / (kernel == SAGE_KERNEL_FP8PP ? 2.25f : E4M3MAX);
         }
         for (size_t j = 0; j < seen.size(); j++) {
             float & x = v[j * dim + c];
@@ -135,14 +135,18 @@ void one_head(const sage_attn_desc & a, int64_t batch, int64_t head) {
 
     float * out = static_cast<float *>(a.o.data) + batch * a.o.batch_stride + head * a.o.head_stride;
     std::vector<float> sum_pv(dim), tile_pv(dim);
-    float s[TILE];
+    // hopper takes 128 keys a step, the last first, and its tensor core sums what it multiplies
+    const bool hopper  = kernel == SAGE_KERNEL_HOPPER;
+    const int64_t step = hopper ? 2 * TILE : TILE;
+    float s[2 * TILE];
     for (int64_t i = 0; i < a.lq; i++) {
         float top = -INFINITY, sum = 0.f;
         const int64_t keys = a.causal ? std::min(a.lk, i + 1 + a.lk - a.lq) : a.lk;
         std::fill(sum_pv.begin(), sum_pv.end(), 0.f);
-        for (int64_t at = 0; at < keys; at += TILE) {
-            const int64_t n = std::min<int64_t>(TILE, keys - at);
-            float highest   = top;
+        const int64_t steps = (keys + step - 1) / step;
+        for (int64_t t = 0; t < steps; t++) {
+            const int64_t at = (hopper ? steps - 1 - t : t) * step, n = std::min(step, keys - at);
+            float highest = top;
             for (int64_t j = 0; j < n; j++) {
                 const float *x = &q8.code[i * dim], *y = &k8.code[(at + j) * dim];
                 float dot = 0.f;  // whole numbers below 2^24: exact
@@ -161,9 +165,9 @@ void one_head(const sage_attn_desc & a, int64_t batch, int64_t head) {
             std::fill(tile_pv.begin(), tile_pv.end(), 0.f);
             sum *= fade;
             for (int64_t j = 0; j < n; j++) {
-                const float p = std::exp2(s[j] - top) * p_max;
-                sum += p;
+                const float p    = std::exp2(s[j] - top) * p_max;
                 const float code = kernel == SAGE_KERNEL_FP16 ? round_f16(p) : round_e4m3(p);
+                sum += hopper ? code : p;
                 for (int64_t c = 0; c < dim; c++) {
                     tile_pv[c] += code * v[(at + j) * dim + c];
                     if (kernel == SAGE_KERNEL_FP8PP && j % 32 == 31) {

@@ -6,7 +6,7 @@ Names and shapes are here, which a help text needs; the rest is imported where i
 from typing import NamedTuple
 
 GGML = ("plain", "flash")  # mul_mat, soft_max, mul_mat; and ggml_flash_attn_ext
-SAGE = ("fp16", "fp8", "fp8++")
+SAGE = ("fp16", "fp8", "fp8++", "hopper")
 METHODS = GGML + SAGE
 DEFAULT_SEED = 42
 

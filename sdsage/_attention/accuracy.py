@@ -34,8 +34,9 @@ LIMITS = {
     "fp16": Limit(0.012, 0.9999),
     "fp8": Limit(0.040, 0.9992),
     "fp8++": Limit(0.040, 0.9992),
+    "hopper": Limit(0.040, 0.9992),
 }
-OFFSET_LIMITS = {"fp16": 0.0005, "fp8": 0.004, "fp8++": 0.004}
+OFFSET_LIMITS = {"fp16": 0.0005, "fp8": 0.004, "fp8++": 0.004, "hopper": 0.004}
 FEW_OUTPUTS = 1.25  # a limit is wider by this factor where an output has few rows, whose errors scatter
 
 

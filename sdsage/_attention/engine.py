@@ -21,7 +21,7 @@ def measure(
     """Every method on the same inputs, by turns.
 
     Args:
-        methods: "plain", "flash", "auto", "fp16", "fp8", "fp8++".
+        methods: "plain", "flash", "auto", "fp16", "fp8", "fp8++", "hopper".
         sample: what is compared with float64; None: nothing is.
 
     Raises:

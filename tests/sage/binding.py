@@ -26,7 +26,7 @@ HEADER = ROOT / "native" / "sage_cuda" / "include" / "sage_cuda.h"
 POISON = 0xFF
 GUARD = 256  # poisoned bytes on either side of every device buffer
 
-KERNELS = {"auto": 0, "fp16": 1, "fp8": 2, "fp8++": 3}
+KERNELS = {"auto": 0, "fp16": 1, "fp8": 2, "fp8++": 3, "hopper": 4}
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2}
 STORAGE: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 

@@ -10,7 +10,7 @@ import numpy as np
 from binding import Array, Case, check, ffi, real_device, sage
 from reference import e4m3_value
 
-KEYS = 64  # of a tile of V
+KEYS = 64  # of a tile of V; hopper has twice as many
 # The key at each place of a group of 16 in E4M3 V.
 PERMUTED = np.array([0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15])
 E4M3 = np.array([e4m3_value(code) for code in range(256)], np.float32)
@@ -65,7 +65,8 @@ def read_codes(case: Case) -> Codes:
         tiles = part(layout.v_codes, np.uint8, batch, kv_heads, k_rows // KEYS, dim // 64, KEYS, 128)
         v = straightened(tiles).view(np.float16).swapaxes(3, 4).reshape(batch, kv_heads, k_rows, dim).astype(np.float32)
     else:
-        tiles = part(layout.v_codes, np.uint8, batch, kv_heads, k_rows // KEYS, dim, KEYS)
+        keys = 128 if case.choice.kernel == "hopper" else KEYS
+        tiles = part(layout.v_codes, np.uint8, batch, kv_heads, k_rows // keys, dim, keys)
         by_place = E4M3[straightened(tiles)].swapaxes(3, 4).reshape(batch, kv_heads, k_rows // 16, 16, dim)
         v = np.empty_like(by_place)
         v[:, :, :, PERMUTED] = by_place

@@ -34,7 +34,7 @@ errors, exact, live_keys, visible = accuracy.errors, accuracy.exact, accuracy.li
 Array = NDArray[Any]
 F32, F64 = np.float32, np.float64
 LOG2E: float = accuracy.LOG2E
-KERNELS = ("fp16", "fp8", "fp8++")
+KERNELS = ("fp16", "fp8", "fp8++", "hopper")
 E4M3_MAX = 448.0
 PP_MAX = 2.25  # V's range in fp8++: 448 * 2.25 * 64 keys = 64512, just under FP16's 65504
 PP_KEYS = 64
@@ -42,18 +42,20 @@ PP_KEYS = 64
 
 @dataclass(frozen=True)
 class Tile:
-    """Where groups and tiles begin: query rows a warp, keys a block."""
+    """Where groups and tiles begin: query rows a warp, keys a block; how many keys a step takes, and in which order."""
 
     wq: int
     bk: int
+    step: int = 64
+    backwards: bool = False
 
 
-# Has to say what native/sage_cuda does: the groups decide the scales, the key block decides how P is rounded.
-TILES = {"fp16": Tile(32, 64), "fp8": Tile(32, 64), "fp8++": Tile(32, 64)}
+# Has to say what native/sage_cuda does: the groups decide the scales, the steps decide how P is rounded.
+TILES = {"fp16": Tile(32, 64), "fp8": Tile(32, 64), "fp8++": Tile(32, 64), "hopper": Tile(32, 64, 128, True)}
 
 
 # Of a kernel against its own quantized reference.
-TWIN_LIMITS = {"fp16": 0.002, "fp8": 0.005, "fp8++": 0.005}
+TWIN_LIMITS = {"fp16": 0.002, "fp8": 0.005, "fp8++": 0.005, "hopper": 0.005}
 
 
 def e4m3(x: Array) -> NDArray[np.float32]:
@@ -176,7 +178,7 @@ def _pv(kernel: str, p: Array, v: Array) -> Array:
 
 
 def attend(x: Quantized, scale: float, bias: Array | None = None, causal: bool = False) -> NDArray[np.float32]:
-    """Online softmax in base 2 over key tiles, FP32 running maximum and sum, each tile's P V added to FP32."""
+    """Online softmax in base 2 over steps of keys, FP32 running maximum and sum, each step's P V added to FP32."""
     batch, heads, lq, dim = x.q.shape
     lk = x.k.shape[2]
     live = live_keys(bias, batch, lk)
@@ -188,8 +190,9 @@ def attend(x: Quantized, scale: float, bias: Array | None = None, causal: bool =
     top = np.full((batch, heads, lq, 1), -1e30, F32)
     total = np.zeros((batch, heads, lq, 1), F32)
     out = np.zeros((batch, heads, lq, dim), F32)
-    for start in range(0, lk, x.tile.bk):
-        keys = slice(start, min(start + x.tile.bk, lk))
+    starts = range(0, lk, x.tile.step)
+    for start in reversed(starts) if x.tile.backwards else starts:
+        keys = slice(start, min(start + x.tile.step, lk))
         dots = x.q @ x.k[:, :, keys].swapaxes(-1, -2)  # up to 127 * 127 * 128: exact in float32
         factor = (x.q_scale * F32(scale * LOG2E))[..., None] * x.k_scale[:, :, None, keys]
         s = dots * factor + extra[:, None, None, keys]
@@ -198,8 +201,9 @@ def attend(x: Quantized, scale: float, bias: Array | None = None, causal: bool =
         new = np.maximum(top, s.max(-1, keepdims=True))
         p = np.exp2(s - new + head_room)
         shrink = np.exp2(top - new)
-        total = total * shrink + p.sum(-1, keepdims=True, dtype=F32)
         narrow = p.astype(np.float16).astype(F32) if x.kernel == "fp16" else e4m3(p)
+        summed = narrow if x.kernel == "hopper" else p  # there the tensor core sums what it multiplies
+        total = total * shrink + summed.sum(-1, keepdims=True, dtype=F32)
         out = out * shrink + _pv(x.kernel, narrow, x.v[:, :, keys])
         top = new
     with np.errstate(invalid="ignore"):

@@ -29,8 +29,10 @@ REBUILD = {"fp16": "12.4", "fp8": "12.8"}
 
 
 def expected(cc: int, toolkit: int) -> str | None:
-    """The table, row by row."""
-    if cc >= 89 and cc != 90 and toolkit >= 12080:
+    """The table, row by row, for a build with code for each of these GPUs."""
+    if cc == 90 and toolkit >= 12000:
+        return "hopper"
+    if cc >= 89 and toolkit >= 12080:
         return "fp8++"
     if cc >= 89 and toolkit >= 12040:
         return "fp8"
@@ -55,10 +57,10 @@ def test_the_selection_table(cc: int, toolkit: int) -> None:
         return
     assert choice.kernel == want
     assert choice.reason == ""
-    assert choice.emulated == (want != "fp16" and cc in EMULATED)
+    assert choice.emulated == (want in ("fp8", "fp8++") and cc in EMULATED)
     if choice.emulated:
         assert "fp16" in choice.why_not_better
-    assert bool(choice.why_not_better) == (want != "fp8++" or choice.emulated)
+    assert bool(choice.why_not_better) == (want not in ("fp8++", "hopper") or choice.emulated)
     assert choice.workspace % 256 == 0
 
 
@@ -76,7 +78,7 @@ def test_the_table_for_all_that_a_toolkit_can_build(cc: int, toolkit: int) -> No
     assert choice.kernel == want
     if cc < 89:
         assert "8.9 or newer" in choice.why_not_better
-    elif want == "fp8++" or (cc == 90 and want == "fp8"):
+    elif want in ("fp8++", "hopper"):
         assert "build" not in choice.why_not_better
     else:
         assert f"CUDA {REBUILD[want]} or newer: build them with a newer toolkit" in choice.why_not_better
@@ -94,16 +96,18 @@ def test_a_pinned_kernel_names_the_toolkit_it_needs(kernel: str, first: int, too
 @pytest.mark.parametrize("toolkit", [12000, 12040, 12080, 13000])
 @pytest.mark.parametrize("cc", [80, 86, 89, 90, 100, 120])
 @pytest.mark.parametrize(
-    ("kernel", "first_cc", "first_toolkit"), [("fp16", 80, 12000), ("fp8", 89, 12040), ("fp8++", 89, 12080)]
+    ("kernel", "first_cc", "first_toolkit"),
+    [("fp16", 80, 12000), ("fp8", 89, 12040), ("fp8++", 89, 12080), ("hopper", 90, 12000)],
 )
 def test_an_explicit_kernel_runs_or_is_refused_with_a_reason(
     kernel: str, first_cc: int, first_toolkit: int, cc: int, toolkit: int
 ) -> None:
     choice = ask(cc, toolkit, kernel)
-    assert choice.supported == (cc >= first_cc and toolkit >= first_toolkit), choice
+    there = cc == 90 if kernel == "hopper" else cc >= first_cc
+    assert choice.supported == (there and toolkit >= first_toolkit), choice
     if choice.supported:
         assert choice.kernel == kernel
-        assert choice.emulated == (kernel != "fp16" and cc in EMULATED)
+        assert choice.emulated == (kernel in ("fp8", "fp8++") and cc in EMULATED)
     else:
         assert len(choice.reason) > 20
 
@@ -117,7 +121,9 @@ def test_an_explicit_kernel_runs_or_is_refused_with_a_reason(
         (80, "86", None),  # code for 8.6 does not run on 8.0
         (90, "80 86 89", None),
         (89, "90a", None),
-        (90, "90a", "fp8"),
+        (90, "90a", "hopper"),
+        (90, "90", "fp8"),  # wgmma is of 9.0a alone
+        (90, "90 90a", "fp8"),  # which of the two runs is not ours to say
         (100, "90a 120a", None),
         (103, "100a", None),  # 'a' code runs on its own chip alone
         (121, "120a", None),
@@ -132,7 +138,7 @@ def test_only_compiled_architectures_run(cc: int, architectures: str, want: str 
         assert "architecture" in choice.reason
     else:
         assert choice.kernel == want
-        assert choice.why_not_better or want == "fp8++"
+        assert choice.why_not_better or want in ("fp8++", "hopper")
 
 
 @pytest.mark.parametrize("dim", [1, 8, 40, 63, 64, 65, 80, 96, 127, 128])
@@ -254,7 +260,8 @@ def test_sizes_past_all_memory_never_wrap(batch: int, lq: int, lk: int) -> None:
 
 
 def test_kernel_names() -> None:
-    assert [text(sage().sage_kernel_name(n)) for n in range(4)] == ["auto", "fp16", "fp8", "fp8++"]
+    names = ["auto", "fp16", "fp8", "fp8++", "hopper"]
+    assert [text(sage().sage_kernel_name(n)) for n in range(5)] == names
     sage().sage_kernel_name(99)  # whatever it says, it returns
 
 

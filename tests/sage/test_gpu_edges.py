@@ -91,7 +91,7 @@ def test_normal_inputs_and_the_error_table(kernel: str) -> None:
 
 @each_kernel
 def test_channel_offsets(kernel: str) -> None:
-    """Channel offsets up to 20 in K and V, with few keys and many: 0.0005 for fp16, 0.004 for fp8 and fp8++."""
+    """Channel offsets up to 20 in K and V, with few keys and many: 0.0005 for fp16, 0.004 for the others."""
     for lk in (77, 300, 2000):
         q, k, v = normal(1, 4, 2, 300, lk, 128)
         offsets = np.random.default_rng(1).uniform(-20, 20, (2, 1, 2, 1, 128)).astype(np.float32)
@@ -139,7 +139,7 @@ def test_constant_values(kernel: str) -> None:
     q, k, v = normal(1, 2, 2, 65, 130, 128)
     k[...], v[...] = k[:, :, :1], v[:, :, :1]
     off = ref.errors(attention(kernel, q, k, v), np.broadcast_to(v[:, :, :1], q.shape))
-    assert off.rel_l2 < {"fp16": 1e-3, "fp8": 1e-6, "fp8++": 1e-6}[kernel], off  # FP8: V is all mean
+    assert off.rel_l2 < {"fp16": 1e-3, "fp8": 1e-6, "fp8++": 1e-6, "hopper": 1e-6}[kernel], off  # FP8: V is all mean
 
 
 @each_kernel

@@ -23,7 +23,8 @@ ARCHITECTURES = ["80", "86", "89", "90a", "100a", "120a"]
 # Every instantiation of the attention kernels, and its part of the mangled name. The last one: is there a bias?
 TYPES = {
     "fp16": "qk_int8INS_5PvF16ILi{}EEE",
-    "fp16 wgmma": "qk_int8_pv_f16_sm90INS_8TileSm90ILi{}EEE",
+    "fp16 wgmma": "qk_int8_sm90INS_8TileSm90INS_9PvF16Sm90ILi{}EEEEE",
+    "hopper wgmma": "qk_int8_sm90INS_8TileSm90INS_8PvF8Sm90ILi{}EEEEE",
     "fp8": "qk_int8INS_4PvF8ILi{}ELb0EEE",
     "fp8++": "qk_int8INS_4PvF8ILi{}ELb1EEE",
 }
@@ -41,8 +42,8 @@ OF_FP8 = {"80": NONE, "86": NONE, "89": NATIVE, "90a": EMULATED, "100a": EMULATE
 
 
 def matrix_instructions(name: str, arch: str) -> set[str]:
-    if name.startswith("fp16 wgmma"):
-        return {"IGMMA", "HGMMA"} if arch == "90a" else NONE
+    if "wgmma" in name:
+        return {"IGMMA", "HGMMA" if name.startswith("fp16") else "QGMMA"} if arch == "90a" else NONE
     if name.startswith("fp16"):
         return NONE if arch == "90a" else {"IMMA", "HMMA"}
     return OF_FP8[arch]

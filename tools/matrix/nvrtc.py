@@ -21,15 +21,18 @@ DEVICE_CODE = [SAGE / folder for folder in ("common", "kernels", "quantize")]
 
 SIZES = (64, 128)
 BIAS = ("false", "true")
-PARTS_OF_QUANTIZE = ("kv_stats", "kv_stats_finish", "quantize_qk", "quantize_v_f16", "quantize_v_f8")
 # Headers, and every instantiation of their kernels that launch/*.cu ask for; nvcc's library must hold the same.
 UNITS = {
-    "quantize/kv_stats.cuh quantize/quantize_qk.cuh quantize/quantize_v.cuh": [
-        f"sage::{name}<{d}>" for name in PARTS_OF_QUANTIZE for d in SIZES
+    "quantize/kv_stats.cuh quantize/quantize_v.cuh": [
+        *(f"sage::{name}<{d}>" for name in ("kv_stats", "kv_stats_finish") for d in SIZES),
+        *(f"sage::quantize<{d}, {f8}>" for d in SIZES for f8 in ("false", "true")),
     ],
     "kernels/qk_int8_pv_f16.cuh": [f"sage::qk_int8<sage::PvF16<{d}>, {bias}>" for d in SIZES for bias in BIAS],
     "kernels/qk_int8_pv_f16_sm90.cuh": [
-        f"sage::qk_int8_pv_f16_sm90<sage::TileSm90<{d}>, {bias}>" for d in SIZES for bias in BIAS
+        f"sage::qk_int8_sm90<sage::TileSm90<sage::PvF16Sm90<{d}>>, {bias}>" for d in SIZES for bias in BIAS
+    ],
+    "kernels/qk_int8_pv_f8_sm90.cuh": [
+        f"sage::qk_int8_sm90<sage::TileSm90<sage::PvF8Sm90<{d}>>, {bias}>" for d in SIZES for bias in BIAS
     ],
     "kernels/qk_int8_pv_f8.cuh": [
         f"sage::qk_int8<sage::PvF8<{d}, {fp16}>, {bias}>" for d in SIZES for fp16 in ("false", "true") for bias in BIAS
@@ -41,6 +44,9 @@ HEADERS = {
     "cfloat": "#define FLT_MAX 3.402823466e38f\n",
     "type_traits": """
 namespace std {
+template <bool x> struct integral { static constexpr bool value = x; };
+using true_type = integral<true>;
+using false_type = integral<false>;
 template <bool, class A, class> struct conditional { using type = A; };
 template <class A, class B> struct conditional<false, A, B> { using type = B; };
 template <bool c, class A, class B> using conditional_t = typename conditional<c, A, B>::type;

@@ -19,6 +19,7 @@ SAGE = Group(
             "    SD_SAGE_KERNEL_FP16,\n"
             "    SD_SAGE_KERNEL_FP8,\n"
             "    SD_SAGE_KERNEL_FP8PP,\n"
+            "    SD_SAGE_KERNEL_HOPPER,\n"
             "    SD_SAGE_KERNEL_COUNT\n"
             "};\n\n",
         ),

@@ -44,14 +44,14 @@ SD_CLI = Group(
             "<",
             "    auto on_type_arg = [&](int argc, const char** argv, int index) {",
             "    auto on_sage_kernel_arg = [&](int argc, const char** argv, int index) {\n"
-            '        static const char* const names[] = {"auto", "fp16", "fp8", "fp8++"};\n'
+            '        static const char* const names[] = {"auto", "fp16", "fp8", "fp8++", "hopper"};\n'
             "        for (int i = 0; i < SD_SAGE_KERNEL_COUNT && index + 1 < argc; i++) {\n"
             "            if (std::string(argv[index + 1]) == names[i]) {\n"
             "                sage_kernel = static_cast<sd_sage_kernel_t>(i);\n"
             "                return 1;\n"
             "            }\n"
             "        }\n"
-            '        LOG_ERROR("error: --sage-kernel takes auto, fp16, fp8 or fp8++");\n'
+            '        LOG_ERROR("error: --sage-kernel takes auto, fp16, fp8, fp8++ or hopper");\n'
             "        return -1;\n"
             "    };\n\n",
         ),
@@ -60,7 +60,7 @@ SD_CLI = Group(
             "<",
             '        {"",\n         "--type",',
             '        {"",\n         "--sage-kernel",\n'
-            '         "kernel of SageAttention: auto, fp16, fp8, fp8++ (default: auto)",\n'
+            '         "kernel of SageAttention: auto, fp16, fp8, fp8++, hopper (default: auto)",\n'
             "         on_sage_kernel_arg},\n",
         ),
         Edit(

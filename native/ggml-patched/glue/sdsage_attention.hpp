@@ -85,7 +85,7 @@ struct SageBackend {
     const char * (*last_error)();
 };
 
-const char * sage_kernel_text(sage_kernel kernel);  // "auto", "fp16", "fp8", "fp8++"
+const char * sage_kernel_text(sage_kernel kernel);  // "auto", "fp16", "fp8", "fp8++", "hopper"
 
 // Builds the node and returns its result [head_dim * heads, tokens, batch], or nullptr with a reason when the kernels do not
 // take this case. Shapes are those of ggml_ext_attention_ext. kv_scale has no part here: every group of K and channel of V

@@ -36,16 +36,17 @@ struct QuantParams {
     float v_max;                       // largest code of V: 448 or 2.25; 0: FP16 with a power of two
     int8_t * q8;                       // [batch, heads, q_tiles * 64, D]; tile.cuh says how these three lie
     int8_t * k8;                       // [batch, kv_heads, k_tiles * 64, D]
-    void * v_codes;                    // FP16: [batch, kv_heads, k_tiles, D / 64, 64, 64]; E4M3: [.., k_tiles, D, 64 permuted keys]
-    float * sq;                        // [batch, heads, q_tiles * 2, 8]
-    float * sk;                        // [batch, kv_heads, k_tiles, 4]
-    float * bias2;                     // [batch, k_tiles * 64], base 2; only with a bias
-    float * k_mean;                    // [batch, kv_heads, D]
-    float * v_scale;                   // [batch, kv_heads, D]
-    float * v_mean;                    // the same: what E4M3 codes of V lack; zeros for FP16
-    float * part_k;                    // [batch, kv_heads, stat_tiles, D]
-    float * part_v;                    // three of the same
-    int * part_count;                  // [batch, kv_heads, stat_tiles]
+    void * v_codes;    // FP16: [batch, kv_heads, k_tiles, D / 64, 64, 64]; E4M3: [.., k_rows / v_row, D, v_row permuted keys]
+    int v_row;         // 64 or 128 keys
+    float * sq;        // [batch, heads, q_tiles * 2, 8]
+    float * sk;        // [batch, kv_heads, k_tiles, 4]
+    float * bias2;     // [batch, k_tiles * 64], base 2; only with a bias
+    float * k_mean;    // [batch, kv_heads, D]
+    float * v_scale;   // [batch, kv_heads, D]
+    float * v_mean;    // the same: what E4M3 codes of V lack; zeros for FP16
+    float * part_k;    // [batch, kv_heads, stat_tiles, D]
+    float * part_v;    // three of the same
+    int * part_count;  // [batch, kv_heads, stat_tiles]
 };
 
 struct AttnParams {

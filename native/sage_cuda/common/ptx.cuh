@@ -26,12 +26,16 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], u
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Where there is E4M3: from 8.9 on, and for compilers from CUDA 12.4 on (PTX ISA 8.4), which the chooser asks for too.
+// Where there is E4M3. Its mma: from 8.9 on, and for compilers from CUDA 12.4 on (PTX ISA 8.4), which the chooser asks for too. Its
+// conversions: from 9.0 on for every compiler.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1204
+#define SAGE_MMA_E4M3
+#endif
+#if defined(SAGE_MMA_E4M3) || defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define SAGE_E4M3
 #endif
 
-#if !defined(__CUDA_ARCH__) || defined(SAGE_E4M3)
+#if !defined(__CUDA_ARCH__) || defined(SAGE_MMA_E4M3)
 // A 16x32, B 32x8, E4M3, accumulated in FP32
 __device__ __forceinline__ void mma_e4m3(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -48,6 +52,9 @@ __device__ __forceinline__ void mma_e4m3_f16(uint32_t (&d)[2], const uint32_t (&
 }
 #endif
 
+#endif
+
+#if !defined(__CUDA_ARCH__) || defined(SAGE_E4M3)
 // FP16 products of 16 keys, accumulated in FP16
 __device__ __forceinline__ void mma_f16_f16(uint32_t (&d)[2], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, {%0,%1};"
@@ -68,6 +75,15 @@ __device__ __forceinline__ uint32_t cvt_e4m3x2(float high, float low) {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
     return r;
 }
+
+// four E4M3 codes, a in the lowest byte
+__device__ __forceinline__ uint32_t cvt_e4m3x4(float a, float b, float c, float d) {
+    uint32_t r;
+    asm("{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h}; }"
+        : "=r"(r)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return r;
+}
 #endif
 
 __device__ __forceinline__ uint32_t cvt_f16x2(float high, float low) {
@@ -79,6 +95,13 @@ __device__ __forceinline__ uint32_t cvt_f16x2(float high, float low) {
 __device__ __forceinline__ float ex2(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+// NaN stays NaN
+__device__ __forceinline__ float min_nan(float x, float y) {
+    float r;
+    asm("min.NaN.ftz.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
     return r;
 }
 

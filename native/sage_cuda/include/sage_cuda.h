@@ -24,7 +24,7 @@ extern "C" {
 #define SAGE_API
 #endif
 
-#define SAGE_ABI_VERSION 1
+#define SAGE_ABI_VERSION 2
 
 typedef enum {
     SAGE_OK           = 0,
@@ -37,10 +37,11 @@ typedef enum { SAGE_F32 = 0, SAGE_F16 = 1, SAGE_BF16 = 2 } sage_dtype;
 
 /* Explicit names override the specification's choice, and are refused with a reason where they cannot run. */
 typedef enum {
-    SAGE_KERNEL_AUTO  = 0,
-    SAGE_KERNEL_FP16  = 1, /* "fp16":  INT8 QK, FP16 PV, FP32 accumulation */
-    SAGE_KERNEL_FP8   = 2, /* "fp8":   INT8 QK, FP8 PV, two-level FP32 accumulation (SageAttention2) */
-    SAGE_KERNEL_FP8PP = 3  /* "fp8++": INT8 QK, FP8 PV, FP16 instruction accumulation, FP32 buffer (SageAttention2++) */
+    SAGE_KERNEL_AUTO   = 0,
+    SAGE_KERNEL_FP16   = 1, /* "fp16":   INT8 QK, FP16 PV, FP32 accumulation */
+    SAGE_KERNEL_FP8    = 2, /* "fp8":    INT8 QK, FP8 PV, two-level FP32 accumulation (SageAttention2) */
+    SAGE_KERNEL_FP8PP  = 3, /* "fp8++":  INT8 QK, FP8 PV, FP16 instruction accumulation, FP32 buffer (SageAttention2++) */
+    SAGE_KERNEL_HOPPER = 4  /* "hopper": as fp8, by the instructions that compute capability 9.0 alone has */
 } sage_kernel;
 
 /* [batch, head, token, channel]. Strides in elements; the channel stride is 1. Any alignment of the element type works,
@@ -102,16 +103,17 @@ typedef struct {
     size_t q_codes;  /* int8 [batch, heads, q_rows, D] */
     size_t k_codes;  /* int8 [batch, kv_heads, k_rows, D], of k less its mean */
     size_t v_codes;  /* fp16: FP16 [batch, kv_heads, k_rows / 64, D / 64, 64 keys, 64 channels]; fp8 and fp8++: E4M3 [batch, kv_heads,
-                        k_rows / 64, D, 64 keys], place p of 16 holding key 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15 [p] */
+                        k_rows / 64, D, 64 keys], hopper: the same with 128 for 64; place p of 16 holds key 0 1 8 9 2 3 10 11 4 5 12 13 6 7
+                        14 15 [p] */
     size_t q_scales; /* float [batch, heads, q_rows / 32, 8]: of the rows equal mod 8; negative scales are in the codes */
     size_t k_scales; /* float [batch, kv_heads, k_rows / 64, 4]: number t of the keys 2t and 2t + 1 mod 8 */
     size_t v_scales; /* float [batch, kv_heads, D] */
     size_t k_mean;   /* float [batch, kv_heads, D] */
-    size_t v_mean;   /* the same: fp8 and fp8++: the codes are of v less it; fp16: zeros */
+    size_t v_mean;   /* the same: the codes are of v less it; fp16: zeros */
 } sage_attn_layout;
 
 SAGE_API int sage_abi_version(void);
-SAGE_API const char * sage_kernel_name(sage_kernel kernel); /* "auto", "fp16", "fp8", "fp8++"; static */
+SAGE_API const char * sage_kernel_name(sage_kernel kernel); /* "auto", "fp16", "fp8", "fp8++", "hopper"; static */
 SAGE_API const char * sage_last_error(void);                /* this thread's last failure; "" if none */
 
 /* Properties of CUDA device `ordinal` and of this build. */

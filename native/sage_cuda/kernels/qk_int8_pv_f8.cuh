@@ -18,7 +18,7 @@ struct PvF8 {
     static constexpr bool SMOOTH_V   = true;
     static_assert(K_TILE == 64, "the FP16 accumulator is full after 64 keys; a row of V is 64 bytes");
 
-#if defined(__CUDA_ARCH__) && !defined(SAGE_E4M3)
+#if defined(__CUDA_ARCH__) && !defined(SAGE_MMA_E4M3)
     static constexpr bool RUNS = false;  // no E4M3
 #else
     static constexpr bool RUNS = true;
@@ -34,7 +34,7 @@ struct PvF8 {
     static __device__ __forceinline__ uint32_t lane(int lane) { return swizzled<K_TILE>(lane % 8, lane / 8); }
 
     static __device__ __forceinline__ void pack(Operand & a, const Scores & s) {
-#if defined(SAGE_E4M3)
+#if defined(SAGE_MMA_E4M3)
 #pragma unroll
         for (int i = 0; i < M * K_TILE / 32 * 4; i++) {
             const int half = i / 8, step = i / 4 % 2, n = i % 4;  // operand n: row g + 8 (n % 2), positions 16 (n / 2) + 4t ..
@@ -60,7 +60,7 @@ struct PvF8 {
     // operand of P is converted once and nothing spills. Word n of a fragment holds keys 4t .. 4t + 3 of its 16: the lower two are
     // positions 2t, 2t + 1 of the first product, the upper two of the second, in P as in V.
     static __device__ __forceinline__ void add_emulated(float (&o)[M][D / 8][4], const Operand & a, uint32_t v) {
-#if defined(SAGE_E4M3)
+#if defined(SAGE_MMA_E4M3)
         uint32_t p[M][K_TILE / 32][2][4];
 #pragma unroll
         for (int i = 0; i < M * K_TILE / 32 * 2 * 4; i++) {
@@ -88,7 +88,7 @@ struct PvF8 {
 
     template <bool FLOAT>
     static __device__ __forceinline__ void add(float (&o)[M][D / 8][4], const Scores & s, Softmax &, float, uint32_t v) {
-#if defined(SAGE_E4M3)
+#if defined(SAGE_MMA_E4M3)
         Operand a;
         pack(a, s);
 #if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200

@@ -8,9 +8,10 @@
 namespace sage {
 
 // One block an SM, which takes one tile after the other.
-template <class Tile>
+template <class Pv>
 cudaError_t launch_sm90(const AttnParams & p, cudaStream_t stream) {
-    auto * kernel = p.bias2 != nullptr ? qk_int8_pv_f16_sm90<Tile, true> : qk_int8_pv_f16_sm90<Tile, false>;
+    using Tile    = TileSm90<Pv>;
+    auto * kernel = p.bias2 != nullptr ? qk_int8_sm90<Tile, true> : qk_int8_sm90<Tile, false>;
     int device = 0, processors = 0;
     cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess) {

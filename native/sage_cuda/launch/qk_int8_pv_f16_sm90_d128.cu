@@ -2,5 +2,5 @@
 #include "launch_sm90.cuh"
 
 cudaError_t sage::launch_qk_int8_pv_f16_sm90_d128(const AttnParams & p, cudaStream_t stream) {
-    return launch_sm90<TileSm90<128>>(p, stream);
+    return launch_sm90<PvF16Sm90<128>>(p, stream);
 }

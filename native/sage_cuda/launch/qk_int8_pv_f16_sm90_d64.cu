@@ -1,4 +1,6 @@
 #include "../kernels/qk_int8_pv_f16_sm90.cuh"
 #include "launch_sm90.cuh"
 
-cudaError_t sage::launch_qk_int8_pv_f16_sm90_d64(const AttnParams & p, cudaStream_t stream) { return launch_sm90<TileSm90<64>>(p, stream); }
+cudaError_t sage::launch_qk_int8_pv_f16_sm90_d64(const AttnParams & p, cudaStream_t stream) {
+    return launch_sm90<PvF16Sm90<64>>(p, stream);
+}

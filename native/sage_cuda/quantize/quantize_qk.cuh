@@ -35,6 +35,7 @@ __device__ __forceinline__ float minus_mean(float x, float mean) {
     return fmaxf(fminf(x - mean, limit), -limit);
 }
 
+// `bh`: of heads, or of KV heads
 template <int D, class T>
 __device__ __forceinline__ void quantize_rows(const QuantParams & p, const Rows & rows, bool is_k, int bh, int tile) {
     constexpr int V = VEC<T>, LANES = D / V, SETS = 32 / LANES, N = 8 / SETS;  // rows a warp reads at once, and how often
@@ -108,16 +109,12 @@ __device__ __forceinline__ void quantize_rows(const QuantParams & p, const Rows 
 }
 
 template <int D>
-__global__ void __launch_bounds__(QUANT_THREADS, 4) quantize_qk(const __grid_constant__ QuantParams p) {
-    const int q_blocks = p.batch * p.heads * p.q_tiles;
-    const bool is_k    = int(blockIdx.x) >= q_blocks;
-    const int index = is_k ? blockIdx.x - q_blocks : blockIdx.x, tiles = is_k ? p.k_tiles : p.q_tiles;
-    const int bh = index / tiles, tile = index % tiles;
+__device__ __forceinline__ void quantize_qk(const QuantParams & p, bool is_k, int bh, int tile) {
     const Rows & rows = is_k ? p.k : p.q;
     with_type_of(rows, [&](auto * type) { quantize_rows<D, std::decay_t<decltype(*type)>>(p, rows, is_k, bh, tile); });
     if (is_k && p.bias != nullptr && bh % p.kv_heads == 0 && threadIdx.x < 64) {
-        const int b                                             = bh / p.kv_heads;
-        p.bias2[(int64_t(b) * tiles + tile) * 64 + threadIdx.x] = bias_base2(p, b, tile * 64 + threadIdx.x);
+        const int b                                                 = bh / p.kv_heads;
+        p.bias2[(int64_t(b) * p.k_tiles + tile) * 64 + threadIdx.x] = bias_base2(p, b, tile * 64 + threadIdx.x);
     }
 }
 

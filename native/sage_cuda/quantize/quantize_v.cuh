@@ -1,6 +1,7 @@
 // V to FP16, rows as they are, or to E4M3, transposed with the keys of each 16 in the order of P's registers.
 //   FP16  [B,Hkv,k_tiles,D/64,64,64]          code = V / v_scale (a power of two)
-//   E4M3  [B,Hkv,k_tiles,D,64]                code = (V - v_mean) / v_scale; position p of a group of 16 holds key PERM[p],
+//   E4M3  [B,Hkv,k_tiles,D,64], for hopper    code = (V - v_mean) / v_scale; position p of a group of 16 holds key PERM[p],
+//         [B,Hkv,k_tiles/2,D,128]
 //         PERM = 0 1 8 9  2 3 10 11  4 5 12 13  6 7 14 15: the keys that one thread holds of S, in the order that mma wants of P
 // A key that does not count is zeros. A channel with NaN or Inf has v_scale NaN: its codes no longer matter, but stay defined.
 #pragma once
@@ -49,12 +50,6 @@ __device__ __forceinline__ void v_to_f16(const QuantParams & p, int64_t bh, int 
     }
 }
 
-template <int D>
-__global__ void __launch_bounds__(QUANT_THREADS) quantize_v_f16(const __grid_constant__ QuantParams p) {
-    with_type_of(
-        p.v, [&](auto * type) { v_to_f16<D, std::decay_t<decltype(*type)>>(p, int64_t(blockIdx.x) / p.k_tiles, blockIdx.x % p.k_tiles); });
-}
-
 // One thread reads the keys 2j, 2j+1, 2j+8, 2j+9 of a group of 16: four codes a channel, one word; a tile is 16 words a channel.
 template <int D, class T>
 __device__ __forceinline__ void v_to_e4m3(const QuantParams & p, int64_t bh, int tile, uint32_t * words) {
@@ -99,21 +94,47 @@ __device__ __forceinline__ void v_to_e4m3(const QuantParams & p, int64_t bh, int
         }
     }
     __syncthreads();
-    char * out = static_cast<char *>(p.v_codes) + (bh * p.k_tiles + tile) * 64 * D;
+    const bool wide = p.v_row == 128;  // the tile is one half of each row
+    char * out      = static_cast<char *>(p.v_codes) + (bh * p.k_tiles + (wide ? tile & ~1 : tile)) * 64 * D;
     for (int i = threadIdx.x; i < D * 4; i += QUANT_THREADS) {
-        const int ch                                              = i / 4;
-        const uint32_t * from                                     = words + place(ch) + i % 4 * 4;
-        *reinterpret_cast<uint4 *>(out + swizzled<64>(ch, i % 4)) = make_uint4(from[0], from[1], from[2], from[3]);
+        const int ch          = i / 4;
+        const uint32_t at     = wide ? swizzled<128>(ch, tile % 2 * 4 + i % 4) : swizzled<64>(ch, i % 4);
+        const uint32_t * from = words + place(ch) + i % 4 * 4;
+
+        *reinterpret_cast<uint4 *>(out + at) = make_uint4(from[0], from[1], from[2], from[3]);
     }
 #endif
 }
 
-template <int D>
-__global__ void __launch_bounds__(QUANT_THREADS) quantize_v_f8(const __grid_constant__ QuantParams p) {
-    __shared__ uint32_t words[D * 17];
+template <int D, bool F8>
+__device__ __forceinline__ void quantize_v(const QuantParams & p, int64_t bh, int tile, uint32_t * words) {
     with_type_of(p.v, [&](auto * type) {
-        v_to_e4m3<D, std::decay_t<decltype(*type)>>(p, int64_t(blockIdx.x) / p.k_tiles, blockIdx.x % p.k_tiles, words);
+        using T = std::decay_t<decltype(*type)>;
+        if constexpr (F8) {
+            v_to_e4m3<D, T>(p, bh, tile, words);
+        } else {
+            v_to_f16<D, T>(p, bh, tile);
+        }
     });
+}
+
+// The codes of Q, K and V, 64 rows a block of threads. K and V come first, from last to first: the statistics have just read them, and what
+// was read last is still in L2.
+template <int D, bool F8>
+__global__ void __launch_bounds__(QUANT_THREADS, 4) quantize(const __grid_constant__ QuantParams p) {
+    __shared__ uint32_t words[F8 ? D * 17 : 1];
+    const int kv_tiles = p.batch * p.kv_heads * p.k_tiles, n = blockIdx.x;
+    if (n < 2 * kv_tiles) {
+        const int tile = kv_tiles - 1 - n / 2;
+        if (n % 2) {
+            quantize_v<D, F8>(p, tile / p.k_tiles, tile % p.k_tiles, words);
+        } else {
+            quantize_qk<D>(p, true, tile / p.k_tiles, tile % p.k_tiles);
+        }
+    } else {
+        const int tile = n - 2 * kv_tiles;
+        quantize_qk<D>(p, false, tile / p.q_tiles, tile % p.q_tiles);
+    }
 }
 
 }  // namespace sage

@@ -34,6 +34,8 @@ Launch launch_of(sage_kernel kernel, int d, bool sm90) {
                 return d == 64 ? launch_qk_int8_pv_f16_sm90_d64 : launch_qk_int8_pv_f16_sm90_d128;
             }
             return d == 64 ? launch_qk_int8_pv_f16_d64 : launch_qk_int8_pv_f16_d128;
+        case SAGE_KERNEL_HOPPER:
+            return d == 64 ? launch_qk_int8_pv_f8_sm90_d64 : launch_qk_int8_pv_f8_sm90_d128;
         case SAGE_KERNEL_FP8:
             return d == 64 ? launch_qk_int8_pv_f8_d64 : launch_qk_int8_pv_f8_d128;
         default:
@@ -58,7 +60,7 @@ QuantParams quant_params(const sage_attn_desc & d, const Plan & plan, sage_kerne
     p.k_tiles     = int(plan.k_tiles);
     p.stat_tiles  = int(plan.stat_tiles);
     p.q_sign      = d.softmax_scale < 0.f ? -1.f : 1.f;
-    p.v_max       = kernel == SAGE_KERNEL_FP16 ? 0.f : kernel == SAGE_KERNEL_FP8 ? 448.f : 2.25f;
+    p.v_max       = kernel == SAGE_KERNEL_FP16 ? 0.f : kernel == SAGE_KERNEL_FP8PP ? 2.25f : 448.f;
     p.q8          = reinterpret_cast<int8_t *>(w + plan.q8);
     p.k8          = reinterpret_cast<int8_t *>(w + plan.k8);
     p.v_codes     = w + plan.v_codes;
@@ -71,6 +73,7 @@ QuantParams quant_params(const sage_attn_desc & d, const Plan & plan, sage_kerne
     p.part_k      = reinterpret_cast<float *>(w + plan.part_k);
     p.part_v      = reinterpret_cast<float *>(w + plan.part_v);
     p.part_count  = reinterpret_cast<int *>(w + plan.part_count);
+    p.v_row       = kernel == SAGE_KERNEL_HOPPER ? 128 : 64;
     return p;
 }
 

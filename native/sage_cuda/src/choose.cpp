@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 #include "error.h"
 #include "plan.h"
@@ -65,8 +66,8 @@ sage_status check(const sage_attn_desc * d) {
     if (!std::isfinite(d->softmax_scale)) {
         return fail(SAGE_BAD_ARGUMENT, "softmax_scale is not a finite number: 1/sqrt(head_dim) is usual");
     }
-    if (d->kernel < SAGE_KERNEL_AUTO || d->kernel > SAGE_KERNEL_FP8PP) {
-        return fail(SAGE_BAD_ARGUMENT, "kernel %d is not known: use SAGE_KERNEL_AUTO, _FP16, _FP8 or _FP8PP", int(d->kernel));
+    if (d->kernel < SAGE_KERNEL_AUTO || d->kernel > SAGE_KERNEL_HOPPER) {
+        return fail(SAGE_BAD_ARGUMENT, "kernel %d is not known: use SAGE_KERNEL_AUTO, _FP16, _FP8, _FP8PP or _HOPPER", int(d->kernel));
     }
     return SAGE_OK;
 }
@@ -79,7 +80,7 @@ const char * why_shape_does_not_run(const sage_attn_desc & d) {
         return "more than 2^30 tokens are not supported by SageAttention: use ordinary attention here";
     }
     const int64_t q_tiles = (d.lq + 63) / 64 + 1, k_tiles = (d.lk + 63) / 64;
-    const double blocks = double(d.batch) * d.heads * q_tiles + double(d.batch) * d.kv_heads * k_tiles;
+    const double blocks = double(d.batch) * d.heads * q_tiles + double(d.batch) * d.kv_heads * 2 * k_tiles;
     if (blocks > BLOCKS_MAX) {
         return "batch * heads * tokens / 64 is above 2^31 - 1, the blocks of one launch: split the batch into several calls";
     }
@@ -100,6 +101,11 @@ const char * why_kernel_does_not_run(sage_kernel kernel, const sage_device & dev
     if (kernel == SAGE_KERNEL_FP16) {
         return "";
     }
+    if (kernel == SAGE_KERNEL_HOPPER) {
+        return cc != 90 ? "hopper runs on compute capability 9.0 alone (H100, H200, GH200), and this GPU's is another one"
+               : !sage::has_sm90_code(dev) ? "hopper needs code for 90a, and none for 90 beside it: add it to CMAKE_CUDA_ARCHITECTURES"
+                                           : "";
+    }
     if (cc < 89) {
         return "FP8 needs compute capability 8.9 or newer, and this GPU's is older: the kernel fp16 runs here";
     }
@@ -112,20 +118,19 @@ const char * why_kernel_does_not_run(sage_kernel kernel, const sage_device & dev
     return dev.toolkit >= 12080 ? "" : "fp8++ needs kernels compiled with CUDA 12.8 or newer: build them with a newer toolkit";
 }
 
-// fp8++, then fp8, then fp16; compute capability 9.0 has no fp8++ in the table.
+// hopper, then fp8++, then fp8, then fp16; compute capability 9.0 has no fp8++ in the table.
 sage_kernel best_kernel(const sage_device & dev, int level, const char ** why_not_better) {
     *why_not_better = "";
-    if (dev.compute_capability != 90) {
-        *why_not_better = why_kernel_does_not_run(SAGE_KERNEL_FP8PP, dev, level);
-        if (**why_not_better == 0) {
-            return SAGE_KERNEL_FP8PP;
+    for (sage_kernel kernel : { SAGE_KERNEL_HOPPER, SAGE_KERNEL_FP8PP, SAGE_KERNEL_FP8 }) {
+        if (dev.compute_capability == 90 ? kernel == SAGE_KERNEL_FP8PP : kernel == SAGE_KERNEL_HOPPER) {
+            continue;
         }
+        const char * why = why_kernel_does_not_run(kernel, dev, level);
+        if (*why == 0) {
+            return kernel;
+        }
+        *why_not_better = why;
     }
-    const char * why = why_kernel_does_not_run(SAGE_KERNEL_FP8, dev, level);
-    if (*why == 0) {
-        return SAGE_KERNEL_FP8;
-    }
-    *why_not_better = why;
     return SAGE_KERNEL_FP16;
 }
 
@@ -152,6 +157,8 @@ extern "C" const char * sage_kernel_name(sage_kernel kernel) {
             return "fp8";
         case SAGE_KERNEL_FP8PP:
             return "fp8++";
+        case SAGE_KERNEL_HOPPER:
+            return "hopper";
     }
     return "unknown";
 }
@@ -189,10 +196,14 @@ extern "C" sage_status sage_attn_choose(const sage_attn_desc * desc, const sage_
         choice->why_not_better = "";
         return SAGE_OK;
     }
-    choice->supported = 1;
-    choice->emulated  = choice->kernel != SAGE_KERNEL_FP16 && !fp8_is_native(device->compute_capability);
+    choice->supported  = 1;
+    const bool mma_fp8 = choice->kernel == SAGE_KERNEL_FP8 || choice->kernel == SAGE_KERNEL_FP8PP;
+    choice->emulated   = mma_fp8 && !fp8_is_native(device->compute_capability);
     if (choice->emulated) {
-        choice->why_not_better = "this GPU emulates the FP8 instruction that this kernel uses: the kernel fp16 is faster here";
+        choice->why_not_better = device->compute_capability != 90
+                                     ? "this GPU emulates the FP8 instruction that this kernel uses: the kernel fp16 is faster here"
+                                     : "this GPU emulates the FP8 instruction that this kernel uses: the kernel fp16 is faster here, and "
+                                       "hopper much faster, which code for 90a alone has (CMAKE_CUDA_ARCHITECTURES)";
     }
     choice->workspace = sage::make_plan(*desc, choice->kernel, sage::has_sm90_code(*device)).bytes;
     return SAGE_OK;

@@ -13,6 +13,8 @@ cudaError_t launch_qk_int8_pv_f16_d64(const AttnParams & p, cudaStream_t stream)
 cudaError_t launch_qk_int8_pv_f16_d128(const AttnParams & p, cudaStream_t stream);
 cudaError_t launch_qk_int8_pv_f16_sm90_d64(const AttnParams & p, cudaStream_t stream);
 cudaError_t launch_qk_int8_pv_f16_sm90_d128(const AttnParams & p, cudaStream_t stream);
+cudaError_t launch_qk_int8_pv_f8_sm90_d64(const AttnParams & p, cudaStream_t stream);
+cudaError_t launch_qk_int8_pv_f8_sm90_d128(const AttnParams & p, cudaStream_t stream);
 cudaError_t launch_qk_int8_pv_f8_d64(const AttnParams & p, cudaStream_t stream);
 cudaError_t launch_qk_int8_pv_f8_d128(const AttnParams & p, cudaStream_t stream);
 cudaError_t launch_qk_int8_pv_f8pp_d64(const AttnParams & p, cudaStream_t stream);

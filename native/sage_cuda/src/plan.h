@@ -7,7 +7,7 @@
 namespace sage {
 
 struct Plan {
-    bool sm90;                             // by the Hopper kernel
+    bool sm90;                             // by a kernel for Hopper: hopper, and fp16 where it has one
     int d;                                 // head_dim padded: 64 or 128
     int64_t q_rows, k_rows;                // padded to Q_TILE or Q_TILE_SM90, and to K_PAD
     int64_t q_tiles, k_tiles, stat_tiles;  // Q_TILE or Q_TILE_SM90, K_TILE, STAT_ROWS
@@ -19,7 +19,7 @@ struct Plan {
 // Validated descriptions only: sizes are known to fit. `kernel` is the one that runs.
 inline Plan make_plan(const sage_attn_desc & d, sage_kernel kernel, bool sm90_code) {
     Plan p           = {};
-    p.sm90           = sm90_code && kernel == SAGE_KERNEL_FP16;
+    p.sm90           = kernel == SAGE_KERNEL_HOPPER || (sm90_code && kernel == SAGE_KERNEL_FP16);
     const int q_tile = p.sm90 ? Q_TILE_SM90 : Q_TILE;
     p.d              = d.head_dim <= 64 ? 64 : 128;
     p.q_tiles        = (d.lq + q_tile - 1) / q_tile;

@@ -36,7 +36,7 @@ static Errors check(const Case & c, sage_kernel kernel, double limit) {
     return e;
 }
 
-static std::vector<sage_kernel> kernels = { SAGE_KERNEL_FP16, SAGE_KERNEL_FP8, SAGE_KERNEL_FP8PP };
+static std::vector<sage_kernel> kernels = { SAGE_KERNEL_FP16, SAGE_KERNEL_FP8, SAGE_KERNEL_FP8PP, SAGE_KERNEL_HOPPER };
 
 static void ragged() {
     const int64_t lks[] = { 1, 9, 12, 63, 64, 65, 77, 127, 128, 129, 503, 4161, 4225 }, lqs[] = { 1, 7, 16, 31, 65, 127, 128, 129, 200 };
@@ -316,7 +316,7 @@ int main(int argc, char ** argv) {
     const std::string what = argc > 1 ? argv[1] : "all";
     if (argc > 2) {
         kernels.clear();
-        for (int k = 1; k <= 3; k++) {
+        for (int k = 1; k <= 4; k++) {
             if (std::string(argv[2]) == sage_kernel_name(sage_kernel(k))) {
                 kernels.push_back(sage_kernel(k));
             }

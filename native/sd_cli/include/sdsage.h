@@ -103,7 +103,7 @@ typedef struct {
     bool supported;
     bool emulated;               /* the kernel's FP8 instructions are emulated on this GPU */
     const char * device;         /* "cuda:0 (NVIDIA H200)" */
-    const char * kernel;         /* the one that would run: "fp16", "fp8", "fp8++" */
+    const char * kernel;         /* the one that would run: "fp16", "fp8", "fp8++", "hopper" */
     const char * reason;         /* why it can't run; "" when supported */
     const char * why_not_better; /* why no better kernel, or which other is faster; "" if none */
     const char * architectures;  /* that this build has kernels for: "80 86 89 90a"; "" without CUDA */
@@ -118,7 +118,7 @@ SD_API void sdsage_get_sage(enum sd_sage_kernel_t kernel, sdsage_sage_t * sage);
  * "VAE", "ControlNet". */
 typedef struct {
     const char * module;
-    const char * kernel; /* "fp16", "fp8", "fp8++" of SageAttention; "flash"; "ordinary" */
+    const char * kernel; /* "fp16", "fp8", "fp8++", "hopper" of SageAttention; "flash"; "ordinary" */
     const char * why;    /* why SageAttention was not used although it was asked for; "" */
     int64_t calls;
 } sdsage_attention_t;
@@ -147,11 +147,11 @@ typedef struct {
  * thread. */
 typedef struct {
     const char * method;       /* "plain" (mul_mat, soft_max, mul_mat), "flash" (ggml's FlashAttention), or SageAttention's "auto",
-                                  "fp16", "fp8", "fp8++" */
+                                  "fp16", "fp8", "fp8++", "hopper" */
     float * out;               /* [batch, lq, heads, head_dim], of the last repeat; NULL: not wanted */
     double * seconds;          /* [repeats], of the computation alone; NULL: not wanted */
     double * quantize_seconds; /* [repeats], of SageAttention's quantizers by themselves, 0 for the others; NULL: not wanted */
-    const char * kernel;       /* what ran: "plain", "flash", "fp16", "fp8", "fp8++"; "" where none did */
+    const char * kernel;       /* what ran: "plain", "flash", "fp16", "fp8", "fp8++", "hopper"; "" where none did */
     const char * why;          /* why it does not run for this shape on this device; "" when it did */
     bool emulated;             /* the kernel's FP8 instructions are emulated on this GPU */
 } sdsage_attention_method_t;

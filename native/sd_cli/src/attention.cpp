@@ -280,6 +280,8 @@ const char * sage_kernel_text(sage_kernel kernel) {
             return "fp8";
         case SAGE_KERNEL_FP8PP:
             return "fp8++";
+        case SAGE_KERNEL_HOPPER:
+            return "hopper";
         default:
             return "auto";
     }

@@ -290,7 +290,7 @@ struct Prepared {
 };
 
 bool parse_kernel(const char * name, sage_kernel * kernel) {
-    for (sage_kernel known : { SAGE_KERNEL_AUTO, SAGE_KERNEL_FP16, SAGE_KERNEL_FP8, SAGE_KERNEL_FP8PP }) {
+    for (sage_kernel known : { SAGE_KERNEL_AUTO, SAGE_KERNEL_FP16, SAGE_KERNEL_FP8, SAGE_KERNEL_FP8PP, SAGE_KERNEL_HOPPER }) {
         if (std::strcmp(name, sage_kernel_text(known)) == 0) {
             *kernel = known;
             return true;
@@ -333,7 +333,7 @@ bool prepare(std::vector<Prepared> & all, ggml_backend_t backend, Inputs & in, s
         const bool is_sage  = parse_kernel(name, &kernel);
         const bool is_flash = std::strcmp(name, "flash") == 0;
         if (!is_sage && !is_flash && std::strcmp(name, "plain") != 0) {
-            reject(std::string("attention has no method '") + name + "': it takes plain, flash, auto, fp16, fp8 or fp8++");
+            reject(std::string("attention has no method '") + name + "': it takes plain, flash, auto, fp16, fp8, fp8++ or hopper");
             return false;
         }
         std::unique_ptr<Runner> runner;
