@@ -149,7 +149,7 @@ import sys, time
 from pathlib import Path
 from sdsage.batch.lock import Lock
 lock = Lock(Path(sys.argv[1]))
-lock.live({"done": 3})
+lock.live(lambda: {"done": 3})
 print("held", flush=True)
 time.sleep(1000)
 """

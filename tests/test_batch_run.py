@@ -273,11 +273,15 @@ def kill_workers(pid: int) -> None:
 
 
 def test_a_job_that_ends_its_worker_twice_is_set_aside() -> None:
-    crashed = []
+    begun: list[int] = []
 
     def hear(event: Any) -> None:
-        if event["event"] == "stage" and event["job"] == 2 and len(crashed) < 2:
-            crashed.append(event["stage"])
+        if event.get("job") != 2 or len(begun) > 2:
+            return
+        if event["event"] == "job" and event["state"] == "running":
+            begun.append(0)
+        elif event["event"] == "stage" and begun[-1] == 0:  # once for each attempt: more of them are on their way
+            begun[-1] = 1
             kill_workers(os.getpid())
 
     done = sdsage.Batch([{**DEFAULTS, **entry} for entry in many(3)]).run(on_event=hear, cpu_workers=1)

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from sdsage.batch import journal, plan
 from sdsage.batch.journal import Journal, Row
 from sdsage.batch.lock import Lock
-from sdsage.batch.places import Place, local_places
+from sdsage.batch.places import Fixed, Place, Source, local_places
 from sdsage.batch.run import Doing, Done, Driver, Event, Limits, Progress, described
 from sdsage.batch.state import State, adopt, settle, tidy
 from sdsage.errors import BadRequest
@@ -64,6 +64,7 @@ class Batch:
         watch: Callable[[Progress], None] | None = None,
         gpus: Sequence[int] = (),
         cpu_workers: int | None = None,
+        ray: str | None = None,
         places: Sequence[Place] | None = None,
         only: str | None = None,
         limit: int | None = None,
@@ -77,7 +78,7 @@ class Batch:
             on_result: called with each job that is done, has failed or was set aside, as in results.jsonl.
             on_event: called with every event of docs/json.md.
             watch: called with the progress when it begins.
-            gpus, cpu_workers: as on the command line; `places` in their stead.
+            gpus, cpu_workers, ray: as on the command line; `places` in their stead.
             only, limit, max_failures, retry_failed, overwrite: as on the command line.
 
         Raises:
@@ -85,30 +86,37 @@ class Batch:
             KeyboardInterrupt: Ctrl-C; the journal knows all that was done.
         """
         self.look(overwrite=overwrite).todo(only)  # whatever is wrong is said before anything is written or started
-        where = local_places(gpus, cpu_workers) if places is None else places
-        shared = journal.is_shared(self.folder)
-        lock = Lock(self.folder, shared=shared)
-        try:
-            tell = on_event or (lambda event: None)
+        if ray is not None and (gpus or places is not None):
+            raise BadRequest("--ray takes the GPUs that the nodes have given to Ray: leave --gpus out")
+        tell = on_event or (lambda event: None)
+        with ExitStack() as stack:
+            source: Source
+            if ray is not None:
+                from sdsage.batch.cluster import Cluster
+
+                source = stack.enter_context(closing(Cluster(ray, cpu_workers, self.folder, tell)))
+            else:
+                source = Fixed(local_places(gpus, cpu_workers) if places is None else places)
+            shared = journal.is_shared(self.folder)
+            lock = Lock(self.folder, shared=shared)
+            stack.callback(lock.release)
             if shared:
                 text = f"{self.folder} is on a file system that several machines share: the journal is kept without WAL"
                 tell({"event": "warning", "text": text})
-            with closing(Journal(self.folder, shared=shared)) as book:
-                state = settle(self.plan, book.rows(), overwrite)
-                adopt(state, book)
-                tidy(state, shared)
-                for name in state.redone:
-                    tell({"event": "note", "text": f"{name} is missing or damaged, and is made again"})
-                for row in state.adopted:
-                    tell({"event": "note", "text": f"{row.output} was finished by the run before"})
-                book.begin(state.rows.values())
-                on_row = None if on_result is None else (lambda row: on_result(described(self.folder, row)))
-                driver = Driver(state, where, book, lock, tell, on_row)
-                if watch is not None:
-                    watch(driver.progress)
-                done = driver.run(Limits(only, limit, max_failures, retry_failed))
-        finally:
-            lock.release()
+            book = stack.enter_context(closing(Journal(self.folder, shared=shared)))
+            state = settle(self.plan, book.rows(), overwrite)
+            adopt(state, book)
+            tidy(state, shared)
+            for name in state.redone:
+                tell({"event": "note", "text": f"{name} is missing or damaged, and is made again"})
+            for row in state.adopted:
+                tell({"event": "note", "text": f"{row.output} was finished by the run before"})
+            book.begin(state.rows.values())
+            on_row = None if on_result is None else (lambda row: on_result(described(self.folder, row)))
+            driver = Driver(state, source, book, lock, tell, on_row)
+            if watch is not None:
+                watch(driver.progress)
+            done = driver.run(Limits(only, limit, max_failures, retry_failed))
         if done.stopped:
             raise KeyboardInterrupt
         return done

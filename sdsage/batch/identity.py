@@ -8,7 +8,7 @@ from typing import Any
 
 from sdsage import _digests
 from sdsage._identity import _IDLE
-from sdsage.cli.inputs import input_files
+from sdsage.cli.inputs import Inputs
 from sdsage.cli.job import Resolved
 from sdsage.cli.option import Kind
 from sdsage.cli.options import of_verb
@@ -49,7 +49,7 @@ class Files:
         return found
 
 
-def key_of(settings: Settings, resolved: Resolved, output: str, seed: int | None, files: Files) -> str:
+def key_of(settings: Settings, inputs: Inputs, output: str, seed: int | None, files: Files) -> str:
     """The hash of a job. Where memory is saved and which device works does not count.
 
     Args:
@@ -62,9 +62,7 @@ def key_of(settings: Settings, resolved: Resolved, output: str, seed: int | None
         counts = option.record and option.target not in _IDLE and option.key not in _MEMORY
         if plain and ((counts and not is_idle(option, settings)) or option.key in _DECIDE) and option.key != "seed":
             values[option.key] = settings[option.key]
-    values["files"] = [
-        [f.option, f.word, *files.identity(f.path, f.size)] for f in input_files(settings, resolved).files
-    ]
+    values["files"] = [[f.option, f.word, *files.identity(f.path, f.size)] for f in inputs.files]
     return hashed(values)
 
 

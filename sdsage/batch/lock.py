@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -73,14 +74,14 @@ class Lock:
         self._file.truncate(0)
         self._file.write(json.dumps(holder).encode() if holder else b"")
 
-    def live(self, what: Any, *, now: bool = False) -> None:
+    def live(self, what: Callable[[], Any]) -> None:
         """Tells others what is going on, once a second at most; a sign of life."""
-        if not now and time.monotonic() - self._told < BEAT:
+        if time.monotonic() - self._told < BEAT:
             return
         self._told = time.monotonic()
         part = self._live.with_suffix(".part")
         with suppress(OSError):  # a full disk is noticed elsewhere
-            part.write_text(json.dumps(what), encoding="utf-8")
+            part.write_text(json.dumps(what()), encoding="utf-8")
             os.replace(part, self._live)
             os.utime(self._path)
 

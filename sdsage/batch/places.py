@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,19 +17,23 @@ from sdsage.batch.sheet import poster
 from sdsage.cli.app import explained
 from sdsage.cli.console import Console, speaking_to
 from sdsage.cli.generate import generate
-from sdsage.cli.keeping import for_memory, resumed
+from sdsage.cli.inputs import Inputs, input_files
+from sdsage.cli.keeping import checkpoint_path, for_memory, resumed
+from sdsage.cli.option import Panel
+from sdsage.cli.options import by_key
 from sdsage.cli.prepare import Looked, check_sage, prepare, ready
 from sdsage.cli.record import merged, summary
 from sdsage.cli.repeat import locate
 from sdsage.cli.report import say
 from sdsage.cli.settings import Settings, merge
 from sdsage.errors import BadRequest, Cancelled, ContextClosed, ResumeError, WorkerDied
+from sdsage.media import naming
 
 if TYPE_CHECKING:
     from sdsage import Worker
 
 Tell = Callable[[str, Mapping[str, Any]], None]  # an event of docs/json.md, and its fields
-DONE, FAILED, CRASHED, STOPPED = "done", "failed", "crashed", "stopped"
+DONE, FAILED, CRASHED, STOPPED, LOST = "done", "failed", "crashed", "stopped", "lost"
 _CPU = "cpu"
 _CHUNK = 1 << 20
 
@@ -38,13 +43,19 @@ class Task:
     """A job as it goes to a place: plain values, which can go to another machine.
 
     Attributes:
+        key: of the job.
         raw: what a command line would have given, by parameter name.
-        resume: a run before has left work.
+        output: the file, or the pattern of numbered ones.
+        models: option, name and bytes of the files that must be the same everywhere.
+        resume: a run before may have left work.
     """
 
     number: int
+    key: str
     verb: str
     raw: dict[str, Any]
+    output: str
+    models: list[list[Any]] = field(default_factory=list)
     resume: bool = False
 
 
@@ -53,7 +64,8 @@ class Outcome:
     """What became of a task: plain values too.
 
     Attributes:
-        state: DONE, FAILED, CRASHED (the worker process died), or STOPPED (by `Place.stop`).
+        state: DONE, FAILED, CRASHED (the worker process died), STOPPED (by `Place.stop`), or LOST: the place is gone,
+            through no fault of the task.
         files: path, bytes and SHA-256 of each.
         memory: memory did not suffice, and with these options the job may fit.
         loaded: the model was loaded for this job.
@@ -80,6 +92,28 @@ class Place(Protocol):
         """Ends what runs, at once: the work so far stays on disk."""
 
     def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """Gives places, some of them later."""
+
+    def fresh(self) -> Sequence[Place] | None:
+        """Those that were not there before; None when no more will come. Does not wait.
+
+        Raises:
+            SdsageError: there is no place any more, or never was.
+        """
+
+
+class Fixed:
+    """Places that are all there from the start."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places: Sequence[Place] | None = places
+
+    def fresh(self) -> Sequence[Place] | None:
+        places, self._places = self._places, None
+        return places
 
 
 class JobConsole(Console):
@@ -138,7 +172,9 @@ class LocalPlace:
             return self._made(replace(task, resume=False))
 
     def _made(self, task: Task) -> Outcome:
-        raw = {**task.raw, "quiet": True, "device": self._device, "resume": task.resume}
+        output = naming.literal(task.output)
+        resume = task.resume and checkpoint_path(output).is_file()
+        raw = {**task.raw, "quiet": True, "device": self._device, "output": output, "resume": resume}
         if self._threads is not None:
             raw.setdefault("threads", str(self._threads))
         self._settings = settings = merge(task.verb, resumed(task.verb, raw))
@@ -146,6 +182,7 @@ class LocalPlace:
         locate(settings)
         check_sage(settings)
         prepared = prepare(settings, self._looked)
+        check_same(task.models, models_of(input_files(settings, prepared.resolved)))
         job = ready(prepared)
         assert prepared.places is not None
         before = self._models.loads
@@ -206,9 +243,9 @@ class LocalPlace:
             self._process.kill()
         return self._worker()
 
-    def start(self) -> None:
-        """The process gets ready while there is something else to do."""
-        self._worker()
+    def devices(self) -> list[str]:
+        """Names of the devices that the process sees."""
+        return [device.name for device in self._worker().run("devices")]
 
     def stop(self) -> None:
         with self._lock:
@@ -221,6 +258,27 @@ class LocalPlace:
             process, self._process = self._process, None
         if process is not None:
             process.close()
+
+
+def models_of(inputs: Inputs) -> list[list[Any]]:
+    """Option, name and bytes of each file that is no picture."""
+    named = [(file, by_key()[file.option]) for file in inputs.files]
+    return [
+        [file.option, os.path.basename(file.path.rstrip("/")), file.size]
+        for file, option in named
+        if option.panel != Panel.PICTURES
+    ]
+
+
+def check_same(planned: list[list[Any]], here: list[list[Any]]) -> None:
+    """Raises BadRequest when a machine has other model files than the one that planned the job."""
+    for was, found in zip(planned, here, strict=False):
+        if was != found:
+            option, name, size = found
+            raise BadRequest(
+                f"{by_key()[option].name} is {name} with {size} bytes on {socket.gethostname()}, and the batch was "
+                f"planned with {was[1]} of {was[2]} bytes: put the same files on every machine"
+            )
 
 
 def whole(path: Path) -> list[Any]:
@@ -238,6 +296,17 @@ def whole(path: Path) -> list[Any]:
         finally:
             os.close(folder)
     return [str(path), size, digest.hexdigest()]
+
+
+def is_whole(folder: Path, entry: list[Any]) -> bool:
+    """Whether a recorded file is there, with its size and its hash."""
+    name, size, digest = entry
+    try:
+        with open(folder / name, "rb", buffering=0) as file:
+            same = os.fstat(file.fileno()).st_size == size
+            return same and hashlib.file_digest(file, "sha256").hexdigest() == str(digest)
+    except OSError:
+        return False
 
 
 def local_places(gpus: Sequence[int] = (), cpu_workers: int | None = None) -> list[LocalPlace]:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from sdsage.batch.expand import Wanted, expand
 from sdsage.batch.identity import Files, group_of, hashed, key_of
+from sdsage.batch.places import models_of
 from sdsage.batch.source import Faults, given
 from sdsage.cli.console import Console, speaking_to
+from sdsage.cli.inputs import input_files
 from sdsage.cli.keeping import latents_path
 from sdsage.cli.option import Kind
 from sdsage.cli.options import by_key, of_verb
@@ -40,6 +42,7 @@ class Job:
         group: jobs of one group share a loaded model, which is called `model`.
         kind: jobs of one kind take about the same time.
         template, fields: the name of the output; `seed` is None while it is not drawn.
+        models: option, name and bytes of the files that it is made with, pictures left out.
         output: where it goes, once that is settled; `paths`: all files of it.
     """
 
@@ -54,9 +57,9 @@ class Job:
     count: int
     clip: bool
     saves_latents: bool = False
+    models: list[list[Any]] = field(default_factory=list)
     output: str = ""
     overwrite: bool = False
-    resume: bool = False
 
     @property
     def number(self) -> int:
@@ -200,7 +203,9 @@ def _judged(wanted: Wanted, settings: Settings, folder: Path, looked: Looked, fi
     sizes += [settings.values.get(k) for k in ("video_frames", "high_noise_steps", "extend", "hires", "cfg_scale")]
     job.kind = hashed([job.group, wanted.verb, sizes])[:16]
     name = relative(job.name(seed, "{date}"), folder)
-    job.key = key_of(settings, prepared.resolved, name, seed, files)
+    inputs = input_files(settings, prepared.resolved)
+    job.models = models_of(inputs)
+    job.key = key_of(settings, inputs, name, seed, files)
     return job
 
 

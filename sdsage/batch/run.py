@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,19 +17,20 @@ from typing import Any
 from sdsage.batch import sheet
 from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Journal, Row
 from sdsage.batch.lock import Lock
-from sdsage.batch.places import CRASHED, STOPPED, Outcome, Place, Task
+from sdsage.batch.places import CRASHED, LOST, STOPPED, Outcome, Place, Source, Task
 from sdsage.batch.places import DONE as MADE
 from sdsage.batch.plan import Job, relative
 from sdsage.batch.schedule import Queue
-from sdsage.batch.state import State, checkpoint_of, stamp
+from sdsage.batch.state import State, stamp
 from sdsage.cli.app import explained
 from sdsage.cli.console import as_json
+from sdsage.errors import SdsageError
 from sdsage.latents import write_whole
-from sdsage.media import naming
 
 RESULTS = "results.jsonl"
 MOST_CRASHES = 2  # of one job
 _TICK = 0.25  # seconds between two looks at the clock while nothing happens
+_LOOK = 2.0  # seconds between two looks for new places
 Event = Mapping[str, Any]
 
 
@@ -127,22 +128,26 @@ class Driver:
     def __init__(
         self,
         state: State,
-        places: Sequence[Place],
+        source: Source,
         journal: Journal,
         lock: Lock,
         on_event: Callable[[Event], None],
         on_result: Callable[[Row], None] | None = None,
     ) -> None:
-        self._state, self._places, self._journal, self._lock = state, {p.name: p for p in places}, journal, lock
+        self._state, self._source, self._journal, self._lock = state, source, journal, lock
         self._tell, self._on_result = on_event, on_result
         self._events: queue.SimpleQueue[tuple[str, str, Any]] = queue.SimpleQueue()
-        self._inboxes: dict[str, queue.SimpleQueue[Task | None]] = {name: queue.SimpleQueue() for name in self._places}
+        self._places: dict[str, Place] = {}
+        self._inboxes: dict[str, queue.SimpleQueue[Task | None]] = {}
+        self._threads: list[threading.Thread] = []
         self._busy: dict[str, Job] = {}
-        self._doing = {name: Doing(name) for name in self._places}
+        self._free: dict[str, None] = {}  # names of places, in order
+        self._doing: dict[str, Doing] = {}
+        self._looked = -_LOOK
         self._tally = Tally()
         self._stop = 0  # how often somebody asked
         self._failures = 0
-        self.progress = Progress(list(self._doing.values()))
+        self.progress = Progress([])
         self.done = Done(state.plan.folder, self.progress, [])
 
     def run(self, limits: Limits) -> Done:
@@ -158,14 +163,11 @@ class Driver:
         self._count()
         results = self._state.plan.folder / RESULTS
         self._write_results(results)
-        threads = [threading.Thread(target=self._work, args=(p,), daemon=True) for p in self._places.values()]
-        for thread in threads:
-            thread.start()
         try:
             with self._hearing_interrupts(), open(results, "a", encoding="utf-8") as self._results:
                 self._drive(limits)
         finally:
-            self._end(threads)
+            self._end()
         self.done.rows = list(self._state.rows.values())
         self._write_results(results)
         self.done.stopped = self._stop > 0
@@ -192,9 +194,11 @@ class Driver:
 
     def _drive(self, limits: Limits) -> None:
         while True:
-            if not self._stop and (limits.max_failures is None or self._failures < limits.max_failures):
+            goes_on = not self._stop and (limits.max_failures is None or self._failures < limits.max_failures)
+            if goes_on:
+                self._look_for_places()
                 self._hand_out()
-            if not self._busy:
+            if not self._busy and not (goes_on and self._waiting):
                 return
             with suppress(queue.Empty):
                 name, event, what = self._events.get(timeout=_TICK)
@@ -206,13 +210,35 @@ class Driver:
             if self._stop > 1:
                 return
 
+    def _look_for_places(self) -> None:
+        if not self._waiting or (self._places and time.monotonic() - self._looked < _LOOK):
+            return
+        self._looked = time.monotonic()
+        found = self._source.fresh()
+        if found is None and not self._places:
+            raise SdsageError(f"no place to work at is left, and {len(self._waiting)} jobs are: give the command again")
+        for place in found or ():
+            name = place.name
+            self._places[name], self._inboxes[name] = place, queue.SimpleQueue()
+            self._free[name], self._doing[name] = None, Doing(name)
+            self._threads.append(threading.Thread(target=self._work, args=(place,), daemon=True))
+            self._threads[-1].start()
+        self.progress.workers = list(self._doing.values())
+
+    def _lost(self, name: str) -> None:
+        """The place is gone."""
+        self._inboxes.pop(name).put(None)
+        self._places.pop(name).close()
+        del self._doing[name], self._free[name]
+        self._waiting.forget(name)
+        self.progress.workers = list(self._doing.values())
+
     def _hand_out(self) -> None:
-        for name in self._places:
-            if name in self._busy:
-                continue
+        for name in list(self._free):
             job = self._waiting.take(name)
             if job is None:
                 return
+            del self._free[name]
             row = self._state.row(job)
             self._tally.remove(row)
             row.state, row.worker, row.began, row.message = RUNNING, name, time.time(), ""
@@ -229,10 +255,10 @@ class Driver:
             self._inboxes[name].put(self._task(job, row))
 
     def _task(self, job: Job, row: Row) -> Task:
-        raw = {**job.wanted.raw, **row.memory, "output": naming.literal(job.output), "seed": str(row.seed)}
+        raw = {**job.wanted.raw, **row.memory, "seed": str(row.seed)}
         if job.overwrite:
             raw["overwrite"] = True
-        return Task(job.number, job.wanted.verb, raw, row.attempts > 1 and checkpoint_of(job).is_file())
+        return Task(job.number, job.key, job.wanted.verb, raw, job.output, job.models, row.attempts > 1)
 
     def _heard(self, name: str, event: str, fields: Mapping[str, Any]) -> None:
         doing = self._doing[name]
@@ -245,6 +271,7 @@ class Driver:
 
     def _finished(self, name: str, outcome: Outcome) -> None:
         job = self._busy.pop(name)
+        self._free[name] = None
         row = self._state.row(job)
         row.ended = time.time()
         self.progress.loads += outcome.loaded
@@ -254,6 +281,8 @@ class Driver:
         self._journal.ended(row, outcome.poster)
         doing = self._doing[name]
         doing.job, doing.stage, doing.seconds_left = None, "", None
+        if outcome.state == LOST:
+            self._lost(name)
         self._count()
         again = row.state == WAITING
         if again and outcome.state != STOPPED:
@@ -274,7 +303,7 @@ class Driver:
             row.files = [[relative(path, top), *rest] for path, *rest in outcome.files]
             row.state, row.summary, row.seconds = DONE, as_json(outcome.summary), outcome.seconds
             return
-        if outcome.state == STOPPED:
+        if outcome.state in (STOPPED, LOST):
             row.state = WAITING
             return
         row.crashes += outcome.state == CRASHED
@@ -294,12 +323,14 @@ class Driver:
         p.total, p.done, p.failed = len(self._state.rows), states[DONE], states[FAILED] + states[ASIDE]
         p.left = p.total - p.done - p.failed
         seconds = self._tally.seconds_left()
-        p.seconds_left = None if seconds is None else seconds / len(self._places)
+        p.seconds_left = None if seconds is None else seconds / max(1, len(self._places))
 
     def _show(self) -> None:
-        p = self.progress
-        fields = {k: v for k, v in vars(p).items() if k != "workers"}
-        self._lock.live({**fields, "workers": [vars(doing) for doing in p.workers], "updated": time.time()})
+        self._lock.live(self._seen)
+
+    def _seen(self) -> dict[str, Any]:
+        fields = {**vars(self.progress), "workers": [vars(doing) for doing in self.progress.workers]}
+        return {**fields, "updated": time.time()}
 
     def _write_results(self, path: Path) -> None:
         rows = sorted(self._state.rows.values(), key=lambda row: row.number or 0)
@@ -316,7 +347,7 @@ class Driver:
         def hear(number: int, frame: Any) -> None:
             self._stop += 1
             if self._stop == 1:
-                for place in self._places.values():
+                for place in list(self._places.values()):
                     threading.Thread(target=place.stop, daemon=True).start()
 
         if threading.current_thread() is not threading.main_thread():
@@ -328,14 +359,14 @@ class Driver:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _end(self, threads: list[threading.Thread]) -> None:
+    def _end(self) -> None:
         if self._busy:  # an error of ours, or a second Ctrl-C
             for place in self._places.values():
                 place.stop()
         for name in self._places:
             self._inboxes[name].put(None)
         if self._stop < 2:
-            for thread in threads:
+            for thread in self._threads:
                 thread.join()
         for place in self._places.values():
             place.close()

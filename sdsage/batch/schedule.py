@@ -41,5 +41,6 @@ class Queue:
         """It is to be tried again, next."""
         self._groups.setdefault(job.group, deque()).appendleft(job)
 
-    def clear(self) -> None:
-        self._groups.clear()
+    def forget(self, place: str) -> None:
+        """It is gone, and its model with it."""
+        self._loaded.pop(place, None)

@@ -1,7 +1,6 @@
 """What a journal and a plan say together: which jobs are done, and how the others go on."""
 
 import fnmatch
-import hashlib
 import os
 import re
 import secrets
@@ -9,11 +8,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sdsage._parts import orphans
 from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Journal, Row
-from sdsage.batch.places import whole
+from sdsage.batch.places import is_whole, whole
 from sdsage.batch.plan import Job, Plan, check_distinct, relative
 from sdsage.batch.sheet import poster
 from sdsage.cli.keeping import checkpoint_path
@@ -102,17 +100,6 @@ def _look(job: Job, row: Row, state: State) -> bool:
     if row.files:  # from the time when it was done
         job.overwrite = True
     return False
-
-
-def is_whole(folder: Path, entry: list[Any]) -> bool:
-    """Whether a recorded file is there, with its size and its hash."""
-    name, size, digest = entry
-    try:
-        with open(folder / name, "rb", buffering=0) as file:
-            same = os.fstat(file.fileno()).st_size == size
-            return same and hashlib.file_digest(file, "sha256").hexdigest() == str(digest)
-    except OSError:
-        return False
 
 
 def stamp(path: Path) -> list[int] | None:

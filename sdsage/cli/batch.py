@@ -52,6 +52,7 @@ def _run(batch: "Batch", settings: Settings) -> "Done":
             watch=watcher.watch,
             gpus=settings["gpus"],
             cpu_workers=settings["cpu_workers"],
+            ray=settings["ray"],
             **{key: settings[key] for key in ("only", "limit", "max_failures", "retry_failed", "overwrite")},
         )
 

@@ -11,6 +11,9 @@ BATCH_OPTIONS = (
     Option("--cpu-workers", "Run on the CPU, in this many worker processes, which share its cores", Panel.RUN, Kind.INT,
            unit="processes", low=1, high=64, default_text="1 where there is no GPU", verbs=_VERBS, record=False,
            beaten_by=("--gpus",)),
+    Option("--ray", "Run on a Ray cluster: auto for the one that this machine is a node of, or HOST:PORT; "
+           "--cpu-workers then counts for each node", Panel.RUN, unit="address", default_text="this machine alone",
+           verbs=_VERBS, record=False),
     Option("--only", "Run only these jobs: numbers such as 3,7-9, or a pattern of output names such as 'out/cat*'",
            Panel.RUN, unit="numbers or pattern", default_text="all jobs", verbs=_VERBS, record=False),
     Option("--limit", "Run at most this many jobs now", Panel.RUN, Kind.INT, unit="jobs", low=1,
