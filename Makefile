@@ -152,7 +152,7 @@ $(VENV)/wheel-tools: $(VENV)/build-tools
 	touch $@
 
 $(VENV)/installed: $(VENV)/build-tools $(SOURCES)
-	$(INSTALL) ".[video,hub,plot,batch,ray]"
+	$(INSTALL) ".[video,hub,plot,batch,ray,storage]"
 	touch $@
 
 clean:

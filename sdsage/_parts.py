@@ -24,11 +24,11 @@ def orphans(folder: Path) -> Iterator[Path]:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             match = _NAME.fullmatch(entry.name)
-            if match and not _alive(int(match.group(1))):
+            if match and not alive(int(match.group(1))):
                 yield Path(entry.path)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     if sys.platform == "win32":  # where asking in this way would end it
         return True
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from batch_tools import DEFAULTS, batch, check_whole, events, many, pixels, results, status, write_jobs
+from test_batch_storage import check_stored
 from worker_tools import LONG, gone, sdsage_command, wait_until, workers_of
 
 import sdsage
@@ -199,6 +200,17 @@ def test_ctrl_c_and_what_fails(nodes: Nodes) -> None:
     found = status()["jobs"]
     assert [row["state"] for row in found] == ["failed", "waiting"]
     assert "in.png" in found[0]["message"]
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_outputs_go_to_the_storage(nodes: Nodes, tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    jobs = write_jobs("jobs.jsonl", many(2))
+    for made in ([1, 2], []):
+        seen = events(batch(jobs, "--json", "--ray", nodes.address, "--storage", f"file://{bucket}").stdout)
+        assert [event["job"] for event in seen if event["event"] == "job" and event["state"] == "done"] == made
+    check_stored(bucket, f"file://{bucket}", 2)
+    assert not list(Path("out").glob("*.png"))
 
 
 def test_addresses_that_are_none(empty_folder: Path) -> None:

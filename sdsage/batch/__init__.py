@@ -1,6 +1,7 @@
 """Batches: many pictures and videos, one load for each model, on all GPUs; stopped and resumed at any time."""
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 from sdsage.batch import journal, plan
 from sdsage.batch.journal import Journal, Row
 from sdsage.batch.lock import Lock
-from sdsage.batch.places import Fixed, Place, Source, local_places
-from sdsage.batch.run import Doing, Done, Driver, Event, Limits, Progress, described
-from sdsage.batch.state import State, adopt, settle, tidy
+from sdsage.batch.places import Fixed, LocalPlace, Place, Source, local_places
+from sdsage.batch.run import RESULTS, Doing, Done, Driver, Event, Limits, Progress, described
+from sdsage.batch.sheet import NAME as SHEET
+from sdsage.batch.state import Disk, State, adopt, settle, tidy
+from sdsage.batch.storage import Copies, Storage, StoredPlace
 from sdsage.errors import BadRequest
 
 __all__ = ["Batch", "Doing", "Done", "Limits", "Place", "Progress", "Row", "described", "local_places"]
@@ -24,11 +27,12 @@ class Batch:
         jobs: path of a job file (.jsonl, .yaml, .json, .csv), a list of entries, or an object with `jobs`, `defaults`
             and `models`; entries are as in a job file.
         folder: of the journal; None takes the one that all outputs are in.
+        storage: address of the storage that outputs go to, as they lie below `folder`.
         on_note: called with a sentence before something that takes seconds.
 
     Raises:
         BadRequest: with a line for each fault of each entry; nothing was written.
-        MissingExtra: sdsage[batch] is not installed.
+        MissingExtra: sdsage[batch], or with `storage` sdsage[storage], is not installed.
     """
 
     def __init__(
@@ -36,9 +40,11 @@ class Batch:
         jobs: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | Mapping[str, Any],
         *,
         folder: str | os.PathLike[str] | None = None,
+        storage: str | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
         self.plan = plan.make(jobs, folder, on_note)
+        self.storage = Storage(storage) if storage is not None else None
 
     @property
     def folder(self) -> Path:
@@ -50,11 +56,38 @@ class Batch:
         Raises:
             BadRequest: two jobs would write one file, or one would replace a file that is not its own.
         """
-        try:
-            known = {row.key: row for row in journal.read(self.folder)}
-        except FileNotFoundError:
-            known = {}
-        return settle(self.plan, known, overwrite)
+        with tempfile.TemporaryDirectory() as copy:
+            fetched = self.storage is not None and not (self.folder / journal.FOLDER / journal.NAME).exists()
+            if fetched and self.storage is not None:
+                self.storage.fetch_journal(Path(copy))
+            try:
+                known = {row.key: row for row in journal.read(Path(copy) if fetched else self.folder)}
+            except FileNotFoundError:
+                known = {}
+        return self._settled(known, overwrite)
+
+    def _settled(self, known: Mapping[str, Row], overwrite: bool) -> State:
+        where = str(self.folder) if self.storage is None else self.storage.url
+        begun = known and (self.folder / journal.FOLDER / journal.NAME).exists()
+        before = journal.outputs_of(self.folder) if begun else where
+        if before != where:
+            raise BadRequest(
+                f"the outputs of the batch in {self.folder} are in {before}, and not in {where}: give --storage as "
+                "before, or another --folder"
+            )
+        if self.storage is None:
+            return settle(self.plan, known, overwrite, Disk(self.folder))
+        self.storage.look()
+        state = settle(self.plan, known, overwrite, self.storage)
+        outside = [
+            row.output for row in state.rows.values() if os.path.isabs(row.output) or row.output.startswith("..")
+        ]
+        if outside:
+            raise BadRequest(
+                f"output {outside[0]} is not below {self.folder}, and has no place in {where}: name a --folder that "
+                "all outputs are in"
+            )
+        return state
 
     def run(
         self,
@@ -94,25 +127,38 @@ class Batch:
             if ray is not None:
                 from sdsage.batch.cluster import Cluster
 
-                source = stack.enter_context(closing(Cluster(ray, cpu_workers, self.folder, tell)))
+                source = stack.enter_context(closing(Cluster(ray, cpu_workers, self.folder, tell, self.storage)))
+            elif places is None:
+                source = Fixed([self._stored(place) for place in local_places(gpus, cpu_workers)])
             else:
-                source = Fixed(local_places(gpus, cpu_workers) if places is None else places)
+                source = Fixed(places)
             shared = journal.is_shared(self.folder)
             lock = Lock(self.folder, shared=shared)
             stack.callback(lock.release)
             if shared:
                 text = f"{self.folder} is on a file system that several machines share: the journal is kept without WAL"
                 tell({"event": "warning", "text": text})
+            if self.storage is not None:
+                self.storage.hold(self.folder)
+                stack.callback(self.storage.release)
+                if self.storage.fetch_journal(self.folder):
+                    tell({"event": "note", "text": f"the journal comes from {self.storage.url}"})
             book = stack.enter_context(closing(Journal(self.folder, shared=shared)))
-            state = settle(self.plan, book.rows(), overwrite)
+            state = self._settled(book.rows(), overwrite)
+            if self.storage is not None:
+                self.storage.remember(self.folder)
             adopt(state, book)
             tidy(state, shared)
+            if self.storage is not None:
+                self.storage.tidy()
+                stack.enter_context(Copies(self.storage, self.folder, tell, (RESULTS, SHEET)))
             for name in state.redone:
                 tell({"event": "note", "text": f"{name} is missing or damaged, and is made again"})
             for row in state.adopted:
                 tell({"event": "note", "text": f"{row.output} was finished by the run before"})
             book.begin(state.rows.values())
-            on_row = None if on_result is None else (lambda row: on_result(described(self.folder, row)))
+            where = journal.outputs_of(self.folder)
+            on_row = None if on_result is None else (lambda row: on_result(described(where, row)))
             driver = Driver(state, source, book, lock, tell, on_row)
             if watch is not None:
                 watch(driver.progress)
@@ -120,6 +166,9 @@ class Batch:
         if done.stopped:
             raise KeyboardInterrupt
         return done
+
+    def _stored(self, place: LocalPlace) -> Place:
+        return place if self.storage is None else StoredPlace(place, self.storage, self.folder)
 
 
 def status(folder: str | os.PathLike[str]) -> list[Row]:

@@ -4,24 +4,26 @@ import hashlib
 import logging
 import os
 import queue
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sdsage import __version__
 from sdsage.batch.delivery import Parcel
 from sdsage.batch.places import CRASHED, DONE, FAILED, LOST, STOPPED, LocalPlace, Outcome, Place, Task, Tell
-from sdsage.batch.scratch import Scratch, Sent, folder_of
+from sdsage.batch.scratch import Scratch, Sent, folder_of, parted
+from sdsage.batch.storage import Shipment, Storage
 from sdsage.cli.app import explained
 from sdsage.cli.keeping import remembered
 from sdsage.cli.option import Kind, Panel
 from sdsage.cli.options import by_key
 from sdsage.errors import BadRequest, MissingExtra, SdsageError
-from sdsage.media import naming
 
 WAIT = 120.0  # seconds for a first worker, or another one when all are lost
 _BEAT = 1.0  # seconds between two messages of a job
@@ -37,8 +39,8 @@ class Actor:
         batch: tells batches apart on one node.
     """
 
-    def __init__(self, name: str, device: str, threads: int | None, batch: str) -> None:
-        self._device = device
+    def __init__(self, name: str, device: str, threads: int | None, batch: str, storage: Storage | None = None) -> None:
+        self._device, self._storage = device, storage
         self._place = LocalPlace(name, device, threads=threads)
         self._scratch = Scratch(self._place, folder_of(batch))
 
@@ -52,7 +54,10 @@ class Actor:
         return ""
 
     def run(self, sent: Sent) -> Iterator[tuple[str, Any]]:
-        """Messages: "events", a list of them; "file", a name and a part of it; and at last "outcome"."""
+        """Messages: "events", a list of them; "file", a name and a part of it; and at last "outcome".
+
+        Of a file that is in the storage the part is empty.
+        """
         said: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def work() -> None:
@@ -66,6 +71,14 @@ class Actor:
         outcome = yield from _gathered(said)
         if outcome.state == DONE:
             for name, path in self._scratch.written(sent.task):
+                if self._storage is not None:
+                    try:
+                        self._storage.send(path, sent.token, name)
+                    except SdsageError as error:
+                        yield "outcome", Outcome(FAILED, explained(error)[0])
+                        return
+                    yield "file", (name, b"")
+                    continue
                 with open(path, "rb", buffering=0) as file:
                     while chunk := file.read(_CHUNK):
                         yield "file", (name, chunk)
@@ -100,8 +113,9 @@ def _gathered(said: "queue.SimpleQueue[Any]") -> Generator[tuple[str, Any], None
 class RayPlace:
     """An actor of a node, as the driver sees it."""
 
-    def __init__(self, ray: Any, name: str, make: Callable[[], Any]) -> None:
+    def __init__(self, ray: Any, name: str, make: Callable[[], Any], storage: Storage | None, top: Path) -> None:
         self._ray, self.name, self._make = ray, name, make
+        self._storage, self._top = storage, top
         self._lock = threading.Lock()
         self._stopped = False
         self.gone = False
@@ -119,7 +133,7 @@ class RayPlace:
                 if self._stopped:
                     return Outcome(STOPPED)
                 messages = self._actor.run.options(num_returns="streaming").remote(sent)
-            outcome = self._received(task, messages, tell)
+            outcome = self._received(task, sent.token, messages, tell)
             if outcome.state == DONE:
                 self._actor.remove.remote(sent.task)
             return outcome
@@ -142,13 +156,17 @@ class RayPlace:
                 paths = [entry.path for entry in os.scandir(value) if entry.is_file()]
             pictures[key] = [(os.path.basename(path), Path(path).read_bytes()) for path in paths]
         _, below = parted(task.output)
-        return Sent(
-            Task(task.number, task.key, task.verb, raw, below, task.models, task.resume), pictures, frozenset(folders)
-        )
+        return Sent(replace(task, raw=raw, output=below), pictures, frozenset(folders), secrets.token_hex(8))
 
-    def _received(self, task: Task, messages: Any, tell: Tell) -> Outcome:
+    def _parcel(self, folder: str, overwrite: bool, token: str) -> "Parcel | Shipment":
+        if self._storage is None:
+            return Parcel(folder, overwrite)
+        return Shipment(self._storage, os.path.relpath(folder or ".", self._top), overwrite, token)
+
+    def _received(self, task: Task, token: str, messages: Any, tell: Tell) -> Outcome:
         folder, _ = parted(task.output)
-        with Parcel(folder, bool(task.raw.get("overwrite"))) as parcel:
+        overwrite = bool(task.raw.get("overwrite"))
+        with self._parcel(folder, overwrite, token) as parcel:
             for message in messages:
                 kind, what = self._ray.get(message)
                 if kind == "events":
@@ -206,9 +224,11 @@ class Cluster:
         cpu_workers: int | None,
         folder: Path,
         tell: Callable[[Mapping[str, Any]], None],
+        storage: Storage | None = None,
     ) -> None:
         self._ray = _connected(address)
         self._cpu_workers, self._tell = cpu_workers, tell
+        self._storage, self._top = storage, folder
         self._batch = hashlib.sha256(f"{socket.gethostname()} {folder.resolve()}".encode()).hexdigest()[:16]
         self._nodes: set[str] = set()  # ids of those that are known
         self._names: set[str] = set()
@@ -276,13 +296,13 @@ class Cluster:
         threads = None if on_gpu else max(1, int(cores // count))
         for i in range(count):
             slot = f"{name} gpu {i}" if on_gpu else f"{name} cpu {i + 1}"
-            args = (slot, "cuda:0" if on_gpu else "cpu", threads, self._batch)
+            args = (slot, "cuda:0" if on_gpu else "cpu", threads, self._batch, self._storage)
             options = {**share, "max_restarts": 0, "max_concurrency": 2, "scheduling_strategy": there}
 
             def make(options: Any = options, args: Any = args) -> Any:
                 return self._ray.remote(Actor).options(**options).remote(*args)
 
-            yield RayPlace(self._ray, slot, make)
+            yield RayPlace(self._ray, slot, make, self._storage, self._top)
 
     def _nobody(self) -> str:
         if self._problems:
@@ -303,14 +323,6 @@ class Cluster:
 def _share(cores: float, count: int) -> float:
     """Cores of one of `count` actors; Ray takes parts of one core only."""
     return cores / count if count > cores else float(cores // count)
-
-
-def parted(output: str) -> tuple[str, str]:
-    """The folder of an output whose name is known, and the rest."""
-    folder = os.path.dirname(output)
-    while naming.is_pattern(folder):
-        folder = os.path.dirname(folder)
-    return folder, os.path.relpath(output, folder or ".")
 
 
 def first_line(error: Exception) -> str:

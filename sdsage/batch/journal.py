@@ -13,6 +13,8 @@ from sdsage.errors import SdsageError
 
 FOLDER = ".sdsage-batch"  # in the folder of the outputs
 NAME = "journal.sqlite"
+WORK = "work"  # outputs that are not in the storage yet
+STORAGE = "storage"  # its address, when outputs go to one
 FORMAT = 1
 # A job waits until it is done; a running one was interrupted when nobody works at it. "aside": it crashed twice.
 WAITING, RUNNING, DONE, FAILED, ASIDE = "waiting", "running", "done", "failed", "aside"
@@ -184,6 +186,14 @@ def read(folder: Path) -> list[Row]:
             db.close()
     except sqlite3.Error as error:
         raise damaged(path, error) from None
+
+
+def outputs_of(folder: Path) -> str:
+    """Where the outputs of a batch go: the address of its storage, else its folder."""
+    try:
+        return (folder / FOLDER / STORAGE).read_text(encoding="utf-8").strip()
+    except OSError:
+        return str(folder)
 
 
 def _check(path: Path, version: int) -> None:

@@ -58,6 +58,10 @@ class Task:
     models: list[list[Any]] = field(default_factory=list)
     resume: bool = False
 
+    def moved(self, output: str, **more: Any) -> "Task":
+        """The same with another output, and with more options."""
+        return replace(self, output=output, raw={**self.raw, **more})
+
 
 @dataclass
 class Outcome:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from sdsage.batch import sheet
-from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Journal, Row
+from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Journal, Row, outputs_of
 from sdsage.batch.lock import Lock
 from sdsage.batch.places import CRASHED, LOST, STOPPED, Outcome, Place, Source, Task
 from sdsage.batch.places import DONE as MADE
-from sdsage.batch.plan import Job, relative
+from sdsage.batch.plan import Job
 from sdsage.batch.schedule import Queue
-from sdsage.batch.state import State, stamp
+from sdsage.batch.state import State, names_of
 from sdsage.cli.app import explained
 from sdsage.cli.console import as_json
 from sdsage.errors import SdsageError
@@ -136,6 +136,7 @@ class Driver:
     ) -> None:
         self._state, self._source, self._journal, self._lock = state, source, journal, lock
         self._tell, self._on_result = on_event, on_result
+        self._where = outputs_of(state.plan.folder)
         self._events: queue.SimpleQueue[tuple[str, str, Any]] = queue.SimpleQueue()
         self._places: dict[str, Place] = {}
         self._inboxes: dict[str, queue.SimpleQueue[Task | None]] = {}
@@ -244,7 +245,7 @@ class Driver:
             row.state, row.worker, row.began, row.message = RUNNING, name, time.time(), ""
             self._tally.add(row)
             row.attempts += 1
-            row.before = stamp(job.paths[0])
+            row.before = self._state.shelf.stamp(names_of(job, self._state.plan)[0])
             self._journal.put([row])
             self._busy[name] = job
             doing = self._doing[name]
@@ -292,15 +293,14 @@ class Driver:
         self._tell({"event": "job", **fields, "files": self._names(row), "seconds": round(row.seconds, 3), **counts})
         if not again:
             self.done.ran.append(row)
-            print(_line(self._state.plan.folder, row), file=self._results, flush=True)
+            print(_line(self._where, row), file=self._results, flush=True)
             if self._on_result is not None:
                 self._on_result(row)
 
     def _judge(self, row: Row, outcome: Outcome) -> None:
         row.message = outcome.message
         if outcome.state == MADE:
-            top = self._state.plan.folder
-            row.files = [[relative(path, top), *rest] for path, *rest in outcome.files]
+            row.files = self._state.shelf.recorded(outcome.files)
             row.state, row.summary, row.seconds = DONE, as_json(outcome.summary), outcome.seconds
             return
         if outcome.state in (STOPPED, LOST):
@@ -316,7 +316,7 @@ class Driver:
             self._failures += 1
 
     def _names(self, row: Row) -> list[str]:
-        return [os.path.join(self._state.plan.folder, name) for name, *_ in row.files]
+        return [address(self._where, name) for name, *_ in row.files]
 
     def _count(self) -> None:
         p, states = self.progress, self._tally.states
@@ -335,7 +335,7 @@ class Driver:
     def _write_results(self, path: Path) -> None:
         rows = sorted(self._state.rows.values(), key=lambda row: row.number or 0)
         over = (row for row in rows if row.state not in (WAITING, RUNNING))
-        lines = "".join(f"{_line(self._state.plan.folder, row)}\n" for row in over)
+        lines = "".join(f"{_line(self._where, row)}\n" for row in over)
         write_whole(path, [lines.encode()])
 
     # ---- the end
@@ -372,12 +372,17 @@ class Driver:
             place.close()
 
 
-def _line(folder: Path, row: Row) -> str:
+def _line(where: str, row: Row) -> str:
     """A job as a line of results.jsonl."""
-    return as_json(described(folder, row))
+    return as_json(described(where, row))
 
 
-def described(folder: Path, row: Row) -> dict[str, Any]:
+def address(where: str, name: str) -> str:
+    """A file of the batch, in its folder or its storage."""
+    return f"{where}/{name}" if "://" in where else os.path.join(where, name)
+
+
+def described(where: str, row: Row) -> dict[str, Any]:
     """A job as plain values: for results.jsonl, `sdsage batch status --json` and Python."""
     return {
         "job": row.number,
@@ -385,8 +390,8 @@ def described(folder: Path, row: Row) -> dict[str, Any]:
         "state": row.state,
         "mode": row.verb,
         "model": row.model,
-        "output": os.path.join(folder, row.output),
-        "files": [{"file": os.path.join(folder, n), "bytes": size, "sha256": sha} for n, size, sha in row.files],
+        "output": address(where, row.output),
+        "files": [{"file": address(where, n), "bytes": size, "sha256": sha} for n, size, sha, *_ in row.files],
         "seed": row.seed,
         "options": row.options,
         "message": row.message,

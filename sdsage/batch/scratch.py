@@ -1,6 +1,7 @@
 """A place whose outputs go elsewhere: jobs run in a folder of their own, and what they wrote is handed over."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any
 from sdsage.batch.places import DONE, Outcome, Place, Task, Tell, is_whole
 from sdsage.cli.console import as_json
 from sdsage.latents import write_whole
+from sdsage.media import naming
 from sdsage.tiny import cache_dir
 
 _OUTCOME = "outcome.json"
@@ -24,16 +26,26 @@ class Sent:
     Attributes:
         task: its output is a name below any folder.
         pictures: the pictures that it reads; the folders among their options are in `folders`.
+        token: tells this attempt from all others.
     """
 
     task: Task
     pictures: Pictures = field(default_factory=dict)
     folders: frozenset[str] = frozenset()
+    token: str = ""
 
 
 def folder_of(batch: str) -> Path:
     """Where this machine keeps what a batch works at, for the same batch to go on with."""
     return cache_dir() / "batch" / batch
+
+
+def parted(output: str) -> tuple[str, str]:
+    """The folder of an output whose name is known, and the rest."""
+    folder = os.path.dirname(output)
+    while naming.is_pattern(folder):
+        folder = os.path.dirname(folder)
+    return folder, os.path.relpath(output, folder or ".")
 
 
 def _read(path: Path, out: Path) -> Outcome | None:

@@ -4,13 +4,15 @@ import fnmatch
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from sdsage._parts import orphans
-from sdsage.batch.journal import ASIDE, DONE, FAILED, RUNNING, WAITING, Journal, Row
+from sdsage.batch.journal import ASIDE, DONE, FAILED, FOLDER, RUNNING, WAITING, WORK, Journal, Row
 from sdsage.batch.places import is_whole, whole
 from sdsage.batch.plan import Job, Plan, check_distinct, relative
 from sdsage.batch.sheet import poster
@@ -20,6 +22,51 @@ from sdsage.media import naming
 
 _SHOWN = 20  # lines of one kind of problem
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class Shelf(Protocol):
+    """Where the outputs are. Names are seen from the folder of the batch."""
+
+    def stamp(self, name: str) -> list[Any] | None:
+        """What is there, so that it can be told from what was there before."""
+
+    def is_whole(self, entry: list[Any]) -> bool:
+        """Whether a recorded file is there as it was recorded."""
+
+    def entry(self, name: str) -> list[Any]:
+        """What is to be recorded of a file."""
+
+    def recorded(self, files: list[list[Any]]) -> list[list[Any]]:
+        """The same of the files of an outcome."""
+
+    def poster(self, name: str) -> bytes | None: ...
+
+
+class Disk:
+    """The folder itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def stamp(self, name: str) -> list[Any] | None:
+        """Bytes, time and inode."""
+        try:
+            found = os.stat(self._folder / name)
+        except OSError:
+            return None
+        return [found.st_size, found.st_mtime_ns, found.st_ino]
+
+    def is_whole(self, entry: list[Any]) -> bool:
+        return is_whole(self._folder, entry)
+
+    def entry(self, name: str) -> list[Any]:
+        return [name, *whole(self._folder / name)[1:]]
+
+    def recorded(self, files: list[list[Any]]) -> list[list[Any]]:
+        return [[relative(path, self._folder), *rest] for path, *rest in files]
+
+    def poster(self, name: str) -> bytes | None:
+        return poster(self._folder / name)
 
 
 @dataclass
@@ -34,6 +81,7 @@ class State:
 
     plan: Plan
     rows: dict[str, Row]
+    shelf: Shelf
     redone: list[str] = field(default_factory=list)
     adopted: list[Row] = field(default_factory=list)
 
@@ -51,13 +99,13 @@ class State:
         return found[:limit]
 
 
-def settle(plan: Plan, known: Mapping[str, Row], overwrite: bool) -> State:
+def settle(plan: Plan, known: Mapping[str, Row], overwrite: bool, shelf: Shelf) -> State:
     """Gives each job its row, its seed and its output; looks at what is there, and writes nothing.
 
     Raises:
         BadRequest: two jobs would write one file, or one would replace a file that is not its own.
     """
-    state = State(plan, {})
+    state = State(plan, {}, shelf)
     date = time.strftime("%Y-%m-%d")
     conflicts = []
     for job in plan.jobs:
@@ -72,7 +120,7 @@ def settle(plan: Plan, known: Mapping[str, Row], overwrite: bool) -> State:
         job.overwrite = False
         settled = _look(job, row, state)
         job.overwrite = job.overwrite or overwrite or bool(job.wanted.raw.get("overwrite"))
-        if not settled and not job.overwrite and any(path.exists() for path in job.paths):
+        if not settled and not job.overwrite and any(shelf.stamp(name) for name in names_of(job, plan)):
             conflicts.append(f"{job.output} ({job.wanted.where})")
     check_distinct(plan.jobs)
     if conflicts:
@@ -82,42 +130,37 @@ def settle(plan: Plan, known: Mapping[str, Row], overwrite: bool) -> State:
     return state
 
 
+def names_of(job: Job, plan: Plan) -> list[str]:
+    """Its files, as they are seen from the folder of the batch."""
+    return [relative(path, plan.folder) for path in job.paths]
+
+
 def _look(job: Job, row: Row, state: State) -> bool:
     """Whether the job is done, or will be when it is adopted."""
-    paths = job.paths
+    names = names_of(job, state.plan)
     if row.state == DONE:
-        if all(is_whole(state.plan.folder, entry) for entry in row.files):
+        if all(map(state.shelf.is_whole, row.files)):
             return True
         state.redone.append(job.output)
         row.state = WAITING
     elif row.state == RUNNING:
-        there = [path for path in paths if path.exists()]
-        if len(paths) == 1 and there and stamp(paths[0]) != row.before:  # it got its name when it was whole
+        there = [found for found in map(state.shelf.stamp, names) if found]
+        if len(names) == 1 and there and there[0] != row.before:  # it got its name when it was whole
             state.adopted.append(row)
             return True
-        if len(paths) > 1 and there and row.before is None:
+        if len(names) > 1 and there and row.before is None:
             job.overwrite = True  # some of its frames
     if row.files:  # from the time when it was done
         job.overwrite = True
     return False
 
 
-def stamp(path: Path) -> list[int] | None:
-    """What is at a place: bytes, time and inode."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return [found.st_size, found.st_mtime_ns, found.st_ino]
-
-
 def adopt(state: State, journal: Journal) -> None:
     """Takes in what was written by a run that was killed before it could say so."""
     for row in state.adopted:
-        path = state.plan.folder / row.output
-        row.files, row.state, row.message = [[row.output, *whole(path)[1:]]], DONE, ""
-        row.ended = path.stat().st_mtime
-        journal.ended(row, poster(path))
+        row.files, row.state, row.message = [state.shelf.entry(row.output)], DONE, ""
+        row.ended = time.time()
+        journal.ended(row, state.shelf.poster(row.output))
 
 
 def tidy(state: State, shared: bool) -> None:
@@ -125,6 +168,7 @@ def tidy(state: State, shared: bool) -> None:
     for job in state.plan.jobs:
         if state.row(job).state == DONE:
             checkpoint_of(job).unlink(missing_ok=True)
+            shutil.rmtree(state.plan.folder / FOLDER / WORK / job.key, ignore_errors=True)
     if not shared:
         for folder in {path.parent for job in state.plan.jobs for path in job.paths[:1]}:
             for path in orphans(folder):

@@ -33,7 +33,12 @@ def run(raw: Mapping[str, Any]) -> None:
     settings.problems.stop_if_any()
     from sdsage.batch import Batch
 
-    batch = Batch(words[0], folder=settings["folder"], on_note=lambda text: console().message("note", text))
+    batch = Batch(
+        words[0],
+        folder=settings["folder"],
+        storage=settings["storage"],
+        on_note=lambda text: console().message("note", text),
+    )
     for sentence in batch.plan.warnings:
         console().message("warning", sentence)
     if settings["dry_run"]:
@@ -125,7 +130,7 @@ def _plan_line(entry: Mapping[str, Any]) -> str:
 def show_status(folder: Path, settings: Settings) -> None:
     """Reads the journal and what the running batch says, and disturbs nothing."""
     from sdsage.batch import described, status
-    from sdsage.batch.journal import ASIDE, DONE, FAILED
+    from sdsage.batch.journal import ASIDE, DONE, FAILED, outputs_of
     from sdsage.batch.lock import live
 
     rows, running = status(folder), live(folder)
@@ -134,7 +139,7 @@ def show_status(folder: Path, settings: Settings) -> None:
     counts = {"total": len(rows), "done": states.count(DONE), "failed": failed}
     counts["left"] = counts["total"] - counts["done"] - failed
     if settings["json"]:
-        jobs = [described(folder, row) for row in rows]
+        jobs = [described(outputs_of(folder), row) for row in rows]
         console().result({"verb": BATCH, **counts, "running": running, "jobs": jobs})
         return
     print(f"{counts['done']} of {counts['total']} jobs are done, {failed} failed, {counts['left']} left")

@@ -6,6 +6,9 @@ _VERBS = frozenset({BATCH})
 BATCH_OPTIONS = (
     Option("--folder", "Folder of the batch, where its journal, results.jsonl and contact-sheet.html are",
            Panel.OUTPUT, Kind.FOLDER, default_text="the folder that all outputs are in", verbs=_VERBS, record=False),
+    Option("--storage", "Storage that the outputs go to in place of the folder: an address of fsspec such as "
+           "s3://bucket/folder; the journal stays in the folder and is copied there", Panel.OUTPUT, unit="address",
+           default_text="the folder itself", verbs=_VERBS, record=False),
     Option("--gpus", "GPUs to run on, one worker process for each", Panel.RUN, Kind.INTS, unit="numbers", low=0,
            default=(), default_text="all of them, else the CPU", verbs=_VERBS, record=False),
     Option("--cpu-workers", "Run on the CPU, in this many worker processes, which share its cores", Panel.RUN, Kind.INT,
