@@ -91,6 +91,7 @@ def children(pid: int) -> list[int]:
 def nodes() -> Iterator[Nodes]:
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("RAY_AUTH_MODE", "disabled")  # it would write a token into the home folder
     made = Nodes()
     yield made
     made.close()
