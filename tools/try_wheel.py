@@ -26,6 +26,7 @@ LEFT_OUT = (
     "test_compile_commands.py",
     "test_coverage.py",
     "test_cuda_toolkit.py",
+    "test_examples.py",
     "test_gpu_engine.py",
     "test_make_wheels.py",
     "test_native.py",
