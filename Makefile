@@ -20,7 +20,7 @@ GET_CUDA := $(CUDA_TOOLKIT) --system > /dev/null || pip install --quiet --disabl
 GET_CUBLAS := $(CUDA_TOOLKIT) --system --cublas > /dev/null || pip install --quiet --disable-pip-version-check --group cuda-engine
 WITH_NVCC := nvcc=$$($(CUDA_TOOLKIT) --into build/cuda) && CUDACXX=$$nvcc
 
-.PHONY: demo test retest test-slow test-matrix test-windows soak lint types format native kernels kernels-all cuda-glue bump-check wheel wheel-cpu wheel-cuda test-wheel test-sdist docs clean
+.PHONY: demo test retest test-slow test-matrix test-windows test-browser soak lint types format native kernels kernels-all cuda-glue bump-check wheel wheel-cpu wheel-cuda test-wheel test-sdist docs clean
 
 demo: $(VENV)/installed
 	sdsage vid-gen --preset tiny -p "a lovely cat" -o demo.mp4 --overwrite
@@ -48,6 +48,10 @@ test-windows: $(VENV)/dev $(VENV)/installed
 	cmake --preset mingw > build/mingw-configure.log 2>&1 || (cat build/mingw-configure.log; exit 1)
 	cmake --build --preset mingw
 	SDSAGE_WINDOWS_BUILD=build/mingw pytest tests/test_windows.py -s -r fE
+
+# The contact sheet of a batch in headless Chromium (Debian's chromium); photographs in build/browser.
+test-browser: $(VENV)/dev $(VENV)/installed
+	SDSAGE_SCREENSHOTS=$(CURDIR)/build/browser pytest tests/test_browser.py -s -r fEs
 
 # 100 kills over 1,000 jobs of a batch, and what a job costs; the figures go to benchmarks/results/soak.json.
 soak: $(VENV)/dev $(VENV)/installed

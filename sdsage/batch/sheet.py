@@ -17,18 +17,23 @@ SIDE = 256  # px of a poster
 NAME = "contact-sheet.html"
 _VIDEOS = (".mp4", ".webm")
 _STYLE = """
-body{font:14px/1.45 system-ui,sans-serif;margin:2rem;color:#1c1e21;background:#f6f7f8}
+:root{color-scheme:light dark}
+body{font:14px/1.45 system-ui,sans-serif;margin:clamp(.8rem,3vw,2rem);color:#1c1e21;background:#f6f7f8}
 h1{font-size:1.3rem;margin:0 0 .3rem}h2{font-size:1.05rem;margin:2rem 0 .6rem}p{margin:.2rem 0;color:#55595f}
 main{display:grid;grid-template-columns:repeat(auto-fill,minmax(15rem,1fr));gap:1rem}
 article{background:#fff;border:1px solid #dcdfe3;border-radius:6px;padding:.7rem;overflow-wrap:anywhere}
-article img,article .none{width:100%;height:11rem;object-fit:contain;background:#eceef0;border-radius:4px}
-article .none{display:flex;align-items:center;justify-content:center;color:#767b82}
-article.failed{border-color:#c8372d}.failed p{color:#a3261d}a{color:#0b57a4}
+article img{width:100%;height:11rem;object-fit:contain;background:#eceef0;border-radius:4px;display:block}
+.none{padding:.5rem;text-align:center;background:#eceef0;border-radius:4px}
+.picture{position:relative;display:block}
+.clip::after{content:"\\25b6\\fe0e";position:absolute;right:.5rem;bottom:.5rem;padding:0 .5rem;border-radius:4px;
+background:#000a;color:#fff}
+.name,.prompt{display:-webkit-box;-webkit-box-orient:vertical;-webkit-line-clamp:3;overflow:hidden}
+article.failed{border-color:#c8372d}.why{color:#a3261d}a{color:#0b57a4}
 summary{cursor:pointer;color:#55595f}table{border-collapse:collapse;font-size:12px}
-td{padding:.1rem .6rem .1rem 0;vertical-align:top}
+td{padding:.1rem .6rem .1rem 0;vertical-align:top}td:first-child{overflow-wrap:normal}
 @media (prefers-color-scheme:dark){body{background:#16181b;color:#e6e8ea}
 article{background:#202327;border-color:#3a3f45}
-article img,article .none{background:#2b2f34}p,summary{color:#a9afb6}a{color:#7db7f0}.failed p{color:#f0928a}}
+article img,.none{background:#2b2f34}p,summary{color:#a9afb6}a{color:#7db7f0}.why{color:#f0928a}}
 """
 
 
@@ -88,18 +93,20 @@ def _article(row: Row, poster: bytes | None) -> Iterator[str]:
     name = escape(row.output)
     if poster:
         data = base64.b64encode(poster).decode("ascii")
-        yield f'<a href="{link(row.files[0][0])}"><img alt="{name}" src="data:image/jpeg;base64,{data}"></a>'
+        kind = "picture clip" if json.loads(row.summary).get("frames", 1) > 1 else "picture"
+        image = f'<img alt="{name}" src="data:image/jpeg;base64,{data}">'
+        yield f'<a class="{kind}" href="{link(row.files[0][0])}">{image}</a>'
     else:
         yield f'<div class="none">{"no picture" if row.state == DONE else escape(row.state)}</div>'
     shown = f'<a href="{link(row.files[0][0])}">{name}</a>' if row.files else name
-    yield f"<p>{row.number}. {shown}</p>"
+    yield f'<p class="name">{row.number}. {shown}</p>'
     if row.state != DONE:
-        yield f"<p>{escape(row.message)}</p>"
+        yield f'<p class="why">{escape(row.message)}</p>'
     prompt = row.options.get("prompt")
     if prompt:
-        yield f"<p>{escape(str(prompt))}</p>"
-    facts = {"model": row.model, "mode": row.verb, "seed": row.seed, "seconds": f"{row.seconds:.1f}"} | row.options
-    facts.pop("prompt", None)
+        yield f'<p class="prompt">{escape(str(prompt))}</p>'
+    facts = {"output": row.output, "model": row.model, "mode": row.verb, "seed": row.seed}
+    facts |= {"seconds": f"{row.seconds:.1f}", **row.options}
     cells = "".join(
         f"<tr><td>{escape(str(k))}</td><td>{escape(v if isinstance(v, str) else json.dumps(v))}</td></tr>"
         for k, v in facts.items()
