@@ -13,10 +13,12 @@ from PIL import Image
 from test_bad_models import attention_lora
 from tiny_cli import data_of, frames_of
 
+from sdsage import presets
+
 EXAMPLES = ROOT / "examples"
 SMALL = ["width=64", "height=64", "video_frames=5", "steps=1", "high_noise_steps=1", "cfg_scale=1"]
 WAN = ["--preset", "tiny", "--loras", "loras", "sage_attn=false", "high_noise_cfg_scale=1", "threads=1", *SMALL]
-PAIR = ["wan2.2_t2v_lightx2v_4steps_lora_v1.1_low_noise", "wan2.2_t2v_lightx2v_4steps_lora_v1.1_high_noise"]
+PAIR = [lora.word for lora in presets.loras("wan2.2-t2v-14b-4step")]  # what the job file calls them
 VIDEOS = ["--preset", "tiny-i2v", "high_noise_cfg_scale=1", "threads=1", *SMALL]
 BENCH = ["--random", "tiny", "-W", "32", "-H", "32", "--video-frames", "5", "--steps", "2", "--high-noise-steps", "1"]
 BENCH += ["-t", "1", "--device", "cpu"]
