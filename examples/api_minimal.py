@@ -22,4 +22,4 @@ job.sample_params.sample_steps = job.high_noise_sample_params.sample_steps = 2
 with sdsage.Context(params, on_progress=lambda p: print(p.stage, p.step, p.steps)) as ctx:
     result = ctx.generate_video(job)
 output.write(result.frames, fps=16)
-print(output.path, result.timings)
+print(f"{output.path}: {len(result.frames)} frames in {result.timings.total:.1f} s")

@@ -4,7 +4,8 @@
 
 The smallest jobs: 64x64, one frame, one step. First the driver (`sdsage batch`) and its worker are killed (SIGKILL) at
 random moments, and the command is given again, until everything is done. Then the same jobs run undisturbed in another
-folder, for what a job costs beyond generation, and for memory. Results go to benchmarks/results/soak.json.
+folder, for what a job costs beyond generation, and for memory. Results go to benchmarks/results/soak.json; past a limit
+the exit code is 1.
 """
 
 import argparse
@@ -29,6 +30,8 @@ from sdsage.batch.journal import FOLDER, NAME
 
 RESULT = Path(__file__).parent.parent / "benchmarks" / "results" / "soak.json"
 EVENTS = 8  # lines of --json that a job gives, about
+MOST_BEYOND = 50  # ms of a job beyond generation
+MOST_GROWTH = 50  # MiB of a process from the 10th job to the last
 RETRY = "--retry-failed"  # a job whose worker was killed twice was set aside
 
 
@@ -134,10 +137,22 @@ def measure(jobs: int) -> dict[str, Any]:
         "beyond_generation_ms": {
             "median": round(statistics.median(beyond), 1),
             "mean": round(statistics.mean(beyond), 1),
+            "95th percentile": round(statistics.quantiles(beyond, n=20)[-1], 1),
         },
         "generation_ms": round(1000 * statistics.median(made), 1),
         "rss_mib": {f"job {number}": values for number, values in memory.items()},
     }
+
+
+def past_limits(calm: dict[str, Any]) -> list[str]:
+    """A sentence for each figure that is too large."""
+    cost = calm["beyond_generation_ms"]["mean"]
+    wrong = [f"a job costs {cost} ms beyond generation, more than {MOST_BEYOND}"] if cost >= MOST_BEYOND else []
+    first, last = list(calm["rss_mib"].values())
+    grown = {name: round(last[name] - first[name], 1) for name in first}
+    return wrong + [
+        f"the {name} grew by {by} MiB, more than {MOST_GROWTH}" for name, by in grown.items() if by > MOST_GROWTH
+    ]
 
 
 def main() -> None:
@@ -157,6 +172,8 @@ def main() -> None:
     found["machine"] = {"cores": os.cpu_count(), "system": platform.platform(), "load": os.getloadavg()}
     RESULT.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=2))
+    if wrong := past_limits(found["calm"]):
+        raise SystemExit("\n".join(wrong))
 
 
 if __name__ == "__main__":
