@@ -15,6 +15,7 @@ import cells
 import nvrtc
 import report
 from host import with_standard
+from record import KERNELS, UNVERIFIED, tree_hash
 from test_chooser import KNOWN
 
 
@@ -58,6 +59,14 @@ def test_the_recorded_kernels_are_those_of_the_sources(record: Any) -> None:
     written = set(re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(.*?\)\s+)?(\w+)\(const", sources))
     asked = [name for names in nvrtc.UNITS.values() for name in names]
     assert {re.match(r"sage::(\w+)<", name)[1] for name in asked} == written
+    told = [
+        line for line in UNVERIFIED.read_text(encoding="utf-8").splitlines() if line.startswith("- docs/builds.md: ")
+    ]
+    if record["trees"]["native/sage_cuda"] != tree_hash(KERNELS) and any(
+        tree_hash(KERNELS)[:12] in line for line in told
+    ):
+        return  # the table is of an earlier tree, and UNVERIFIED.md says of this one that it is
+    assert not told
     assert len(record["kernels"]) == len(set(asked))
     assert all(any(f"{len(name)}{name}" in kernel for kernel in record["kernels"]) for name in written)
 
