@@ -38,10 +38,10 @@ QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "h
 class Nodes:
     """A cluster of a head without cores, and nodes that each have a core and a cache folder of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
         from ray.cluster_utils import Cluster
 
-        self._folder = tempfile.mkdtemp(prefix="ray-")  # short: names of sockets have a limit
+        self._folder = folder
         head = {"num_cpus": 0, "temp_dir": self._folder, "include_dashboard": False, "_system_config": QUICK}
         self._cluster = Cluster(initialize_head=True, head_node_args=self._local(head))
         self.address = str(self._cluster.address)
@@ -66,6 +66,12 @@ class Nodes:
     def _raylet(self, node: Any) -> int:
         return int(node.all_processes["raylet"][0].process.pid)
 
+    def stop(self, node: Any) -> None:
+        """Its worker stands still."""
+        for actor in self.actors(node):
+            for worker in workers_of(actor):
+                os.kill(worker, signal.SIGSTOP)
+
     def lose(self, node: Any) -> None:
         """All that ran on it is gone at once."""
         pids = [self._raylet(node), *children(self._raylet(node))]
@@ -75,7 +81,6 @@ class Nodes:
 
     def close(self) -> None:
         self._cluster.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def children(pid: int) -> list[int]:
@@ -92,9 +97,13 @@ def nodes() -> Iterator[Nodes]:
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setenv("RAY_AUTH_MODE", "disabled")  # it would write a token into the home folder
-    made = Nodes()
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: names of sockets have a limit
+    patch.setenv("RAY_TMPDIR", folder)  # else the cluster's address goes to /tmp/ray, which need not be there
+    os.mkdir(os.path.join(folder, "ray"))
+    made = Nodes(folder)
     yield made
     made.close()
+    shutil.rmtree(folder, ignore_errors=True)
     patch.undo()
 
 
@@ -130,14 +139,14 @@ def test_a_node_joins_and_another_is_lost(nodes: Nodes) -> None:
     first, killed = nodes.nodes[0], False
     with sdsage_command("batch", jobs, "--json", "--ray", nodes.address) as process:
         for event in heard(process):
-            if event["event"] == "stage" and len(nodes.nodes) == 1:
+            if event["event"] == "stage" and event["stage"] == "sample" and len(nodes.nodes) == 1:
+                nodes.stop(first)  # in the middle of a job, until the other node is there
                 nodes.add()
-            at = event["stage"] if event["event"] == "stage" else ""
-            if at == "sample" and len(workers) == 2 and event["worker"] == next(iter(workers)) and not killed:
-                nodes.lose(first)
-                killed = True
             if event["event"] == "job" and event["state"] == "running":
                 workers[event["worker"]] += 1
+            if len(workers) == 2 and not killed:
+                nodes.lose(first)
+                killed = True
             if event["event"] == "job" and event["state"] == "waiting":
                 lost.append(event)
             if event["event"] == "job" and event["state"] == "done":
