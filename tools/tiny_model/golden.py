@@ -3,9 +3,9 @@
     python -m tools.tiny_model.golden make FILE [--state DIR]     torch's answers, into one small file
     python -m tools.tiny_model.golden check FILE [--state DIR]    the engine's; needs no torch
 
-Weights are those of the random preset `tiny`, or with --state those of train.py. `make` needs the engine too: the noise
-that a diffusion transformer gets is the engine's own. Errors are relative: the largest difference to torch over torch's
-largest value, and the root mean squares of both.
+Weights are those of the random preset `tiny`, or with --state those of train.py as far as there are. `make` needs the
+engine too: the noise that a diffusion transformer gets is the engine's own. Errors are relative: the largest difference
+to torch over torch's largest value, and the root mean squares of both. `public` does the same with public code.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sdsage.tiny.files import FILES
 from sdsage.tiny.tensors import DType
 from tools.tiny_model import arrays, engine, export, grammar, scenes, tokens
-from tools.tiny_model.sizes import LATENT, DitSize, TextSize, VaeSize
+from tools.tiny_model.sizes import LATENT, PIXEL, DitSize, TextSize, VaeSize
 
 PROMPTS = 6
 SIGMAS = {"high": (1.0, 0.9), "low": (0.7, 0.2)}
@@ -68,6 +68,13 @@ def first_frame() -> NDArray[np.uint8]:
     return np.ascontiguousarray(clip[top : top + FIRST[0], left : left + FIRST[1]])
 
 
+def first_clip() -> NDArray[np.float32]:
+    """It with gray frames behind, as the encoder gets it: 1 x 3 x t x h x w."""
+    clip = np.zeros((1, PIXEL, FRAMES, *FIRST), np.float32)
+    clip[0, :, 0] = first_frame().transpose(2, 0, 1) / np.float32(127.5) - 1
+    return clip
+
+
 def cases() -> list[tuple[str, float, int]]:
     """Expert, sigma and number of the prompt, which is the seed as well."""
     return [(expert, sigma, k) for expert, those in SIGMAS.items() for k, sigma in enumerate(those)]
@@ -76,9 +83,25 @@ def cases() -> list[tuple[str, float, int]]:
 # ---- weights, by the names of the torch modules
 
 
-def trained(state: Path) -> dict[str, Values]:
-    """Those of train.py."""
-    return {part: arrays.load(state, f"{part}.ema") for part in ("text", "vae", *SIGMAS)}
+def weights(state: Path | None) -> tuple[dict[str, Values], tuple[str, ...]]:
+    """Weights of text, vae, low and high, and which of them are trained: the others are the preset's.
+
+    Where an expert is missing the trunk stands for it.
+    """
+    found, trained = random(), []
+    for part in found if state else ():
+        names = (part, "trunk") if part in SIGMAS else (part,)
+        kept = [w for w in (arrays.load(state, f"{name}.ema") for name in names) if w]
+        if kept:
+            found[part] = kept[0]
+            trained.append(part)
+    return found, tuple(trained)
+
+
+def limits(kind: str, trained: Container[str]) -> Limits:
+    """Of each module, for linear layers of a type."""
+    one = {"text": "text", "dit": "low"}
+    return {module: (TRAINED if part in trained else RANDOM)[kind][module] for module, part in one.items()}
 
 
 def random() -> dict[str, Values]:
@@ -102,19 +125,19 @@ def random() -> dict[str, Values]:
     return found
 
 
-def _text_size(w: Values) -> TextSize:
+def text_size(w: Values) -> TextSize:
     layers = 1 + max(int(name.split(".")[1]) for name in w if name.startswith("blk."))
     heads = w["blk.0.attn_rel_b.weight"].shape[1]
     return TextSize(w["token_embd.weight"].shape[1], heads, len(w["blk.0.ffn_up.weight"]), layers)
 
 
-def _dit_size(w: Values) -> DitSize:
+def dit_size(w: Values) -> DitSize:
     blocks = 1 + max(int(name.split(".")[1]) for name in w if name.startswith("blocks."))
     dim, inputs = w["patch_embedding.weight"].shape[:2]
     return DitSize(dim, len(w["blocks.0.ffn.0.bias"]), blocks, inputs)
 
 
-def _vae_size(w: Values) -> VaeSize:
+def vae_size(w: Values) -> VaeSize:
     return VaeSize(len(w["encoder.conv1.bias"]), len(w["decoder.conv1.bias"]) // 4)
 
 
@@ -142,24 +165,22 @@ def make(weights: Mapping[str, Values], folder: Path) -> Values:
     from tools.tiny_model.vae import WanVae
 
     modules, _ = write(weights, DType.F32, folder)
-    size = _text_size(weights["text"])
-    text = _filled(Umt5(size, len(tokens.used())), weights["text"])
-    vae = _filled(WanVae(_vae_size(weights["vae"])), weights["vae"])
+    size = text_size(weights["text"])
+    text = filled(Umt5(size, len(tokens.used())), weights["text"])
+    vae = filled(WanVae(vae_size(weights["vae"])), weights["vae"])
     rows, lengths = (torch.from_numpy(a) for a in tokens.rows(prompts()))
     found: Values = {}
     with torch.no_grad():
         hidden = text(rows, lengths)
         found["text"] = hidden.sum(1).numpy()
         for expert, sigma, k in cases():
-            shape = _dit_size(weights[expert])
-            dit = _filled(Wan(shape, size), weights[expert])
+            shape = dit_size(weights[expert])
+            dit = filled(Wan(shape, size), weights[expert])
             x = modules.noise(sigma, k, FRAMES, SIZE)
             inputs = torch.cat((torch.from_numpy(x), torch.zeros(1, shape.inputs - LATENT, *x.shape[2:])), 1)
             v = dit(inputs, torch.tensor([sigma]), hidden[k : k + 1], lengths[k : k + 1])
             found[f"dit.{expert}.{k}.x"], found[f"dit.{expert}.{k}.v"] = x, v.numpy()
-        clip = torch.zeros(1, 3, FRAMES, *FIRST)
-        clip[0, :, 0] = torch.from_numpy(first_frame()).permute(2, 0, 1) / 127.5 - 1
-        found["encoder"] = vae.diffusion_latents(clip).numpy()
+        found["encoder"] = vae.diffusion_latents(torch.from_numpy(first_clip())).numpy()
         rng = np.random.default_rng(11)
         drawn = scenes.clips(grammar.sample(rng, 1), rng, FRAMES)[0, :, 24:72, 16:80]
         z = vae.diffusion_latents(torch.from_numpy(drawn).permute(3, 0, 1, 2)[None] / 127.5 - 1)
@@ -167,7 +188,7 @@ def make(weights: Mapping[str, Values], folder: Path) -> Values:
     return found
 
 
-def _filled(module, values: Values):  # type: ignore[no-untyped-def]
+def filled(module, values: Values):  # type: ignore[no-untyped-def]
     """A torch module with these weights; convolutions have the F16 values that model files hold."""
     import torch
 
@@ -220,6 +241,12 @@ def too_far(found: list[Difference], limits: Limits) -> list[str]:
     return said
 
 
+def show(title: str, found: list[Difference]) -> None:
+    print(title)
+    for d in found:
+        print(f"  {d.module:14} largest {d.largest:.1e}  rms {d.rms:.1e}  seen {d.seen:.3f}")
+
+
 def save(path: Path, values: Values) -> None:
     """float32, compressed."""
     np.savez_compressed(path, **{k: v.astype(np.float32) for k, v in values.items()})
@@ -229,21 +256,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("verb", choices=("make", "check"))
     parser.add_argument("file", type=Path, help="the golden file (.npz)")
-    parser.add_argument("--state", type=Path, help="folder of train.py; without it the preset tiny")
+    parser.add_argument("--state", type=Path, help="folder of train.py; what it lacks is of the preset tiny")
     parser.add_argument("--type", choices=tuple(TRAINED), default="q8_0", help="check: of the linear layers")
     a = parser.parse_args()
-    weights = trained(a.state) if a.state else random()
-    if missing := [part for part, w in weights.items() if not w]:
-        parser.error(f"{a.state} has no weights of {', '.join(missing)}: train these stages first")
+    some, trained = weights(a.state)
+    if a.state and not trained:
+        parser.error(f"{a.state} has no weights: train.py --state {a.state} makes them")
     with tempfile.TemporaryDirectory() as scratch:
         if a.verb == "make":
-            save(a.file, make(weights, Path(scratch)))
+            save(a.file, make(some, Path(scratch)))
             print(f"{a.file}  {a.file.stat().st_size / 1e6:.2f} MB")
             return
-        found = check(dict(np.load(a.file)), weights, a.type, Path(scratch))
-    for d in found:
-        print(f"{d.module:14} largest {d.largest:.1e}  rms {d.rms:.1e}  seen {d.seen:.3f}")
-    if said := too_far(found, (TRAINED if a.state else RANDOM)[a.type]):
+        found = check(dict(np.load(a.file)), some, a.type, Path(scratch))
+    show(f"trained: {', '.join(trained) or 'nothing'}; the rest is of the preset tiny", found)
+    if said := too_far(found, limits(a.type, trained)):
         parser.exit(1, "\n".join(said) + "\n")
 
 
