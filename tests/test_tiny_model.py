@@ -14,7 +14,7 @@ sys.path.append(str(ROOT))  # at the end: the package under test stays the one t
 
 from sdsage.tiny.tensors import DType
 from sdsage.tiny.umt5 import VOCABULARY
-from tools.tiny_model import arrays, engine, export, grammar, reader, scenes, sizes, tokens
+from tools.tiny_model import arrays, engine, evaluate, export, grammar, reader, scenes, sizes, tokens
 
 CLIPS = 14
 
@@ -174,3 +174,31 @@ def test_the_tokens_file_is_sorted_and_small() -> None:
     text = tokens.FILE.read_text(encoding="utf-8")
     assert list(json.loads(text)) == sorted(json.loads(text))
     assert len(text) < 4096
+
+
+# ---- evaluation
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--models", "m"], "m lacks wan-t2v-low-f16.gguf, wan-t2v-high-f16.gguf, umt5-f16.gguf: python -m tools"),
+        (["--state", "s"], "s has no finished text, low, high: train.py makes them"),
+        (["--models", "m", "--against", "r"], "--against r has no clips.npz: it is the --out of an earlier run"),
+    ],
+)
+def test_the_evaluation_says_which_files_are_missing(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "wan21-vae.safetensors").touch()
+    arrays.save(tmp_path / "s", "vae.ema", {"a": np.zeros(1, np.float32)}, {"finished": "1"})
+    arrays.save(tmp_path / "s", "text.ema", {"a": np.zeros(1, np.float32)})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluate, "find_spec", lambda name: True)  # as if PyTorch were there
+    monkeypatch.setattr(sys, "argv", ["evaluate", *arguments, "--out", "o", "--type", "f16"])
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.main()
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()

@@ -8,13 +8,14 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from tools.tiny_model import grammar, reader
+from tools.tiny_model import arrays, grammar, reader
 from tools.tiny_model.scenes import FRAMES, SIZE
 from tools.tiny_model.sizes import BOUNDARY, SHIFT
 
@@ -22,14 +23,44 @@ SHEET_ROWS, SHEET_FRAMES, TEXT_HEIGHT = 24, (0, 4, 8, 12, 16), 14
 Frames = NDArray[np.uint8]
 
 
+def model_files(folder: Path, kind: str) -> dict[str, Path]:
+    """Fields of the engine's parameters and the files that go there."""
+    return {
+        "diffusion_model_path": folder / f"wan-t2v-low-{kind}.gguf",
+        "high_noise_diffusion_model_path": folder / f"wan-t2v-high-{kind}.gguf",
+        "t5xxl_path": folder / f"umt5-{kind}.gguf",
+        "vae_path": folder / "wan21-vae.safetensors",
+    }
+
+
+def missing(a: argparse.Namespace) -> str:
+    """What is not there of what the arguments name, and what to do; empty if all is."""
+    if a.against and not (a.against / "clips.npz").is_file():
+        return f"--against {a.against} has no clips.npz: it is the --out of an earlier run"
+    if a.models:
+        absent = [file.name for file in model_files(a.models, a.type).values() if not file.is_file()]
+        made = f"python -m tools.tiny_model.export STATE {a.models} --type {a.type} makes them from trained weights"
+        return f"--models {a.models} lacks {', '.join(absent)}: {made}" if absent else ""
+    if not find_spec("torch"):
+        return "--state needs PyTorch: pip install torch, or let the engine render with --models"
+    done = [name for name in ("vae", "text", "low", "high", "trunk") if finished(a.state, name)]
+    absent = [name for name in ("vae", "text") if name not in done]
+    if "trunk" not in done:  # stands for each expert that is not there
+        absent += [name for name in ("low", "high") if name not in done]
+    return f"--state {a.state} has no finished {', '.join(absent)}: train.py makes them" if absent else ""
+
+
+def finished(state: Path, name: str) -> bool:
+    return bool(arrays.read(state, f"{name}.ema")[1].get("finished"))
+
+
 def with_engine(a: argparse.Namespace, captions: list[str]) -> Iterator[Frames]:
     """Clips by sdsage, one at a time; clip i has seed i."""
     import sdsage
 
     params = sdsage.SdCtxParams(n_threads=a.threads)
-    params.diffusion_model_path = str(a.models / f"wan-t2v-low-{a.type}.gguf")
-    params.high_noise_diffusion_model_path = str(a.models / f"wan-t2v-high-{a.type}.gguf")
-    params.t5xxl_path, params.vae_path = str(a.models / f"umt5-{a.type}.gguf"), str(a.models / "wan21-vae.safetensors")
+    for field, file in model_files(a.models, a.type).items():
+        setattr(params, field, str(file))
     params.diffusion_flash_attn, params.sage_attn = a.flash, a.sage
     with sdsage.Context(params) as model:
         for seed, caption in enumerate(captions):
@@ -49,15 +80,14 @@ def with_torch(a: argparse.Namespace, captions: list[str], batch: int = 50) -> I
     """Clips by the modules that were trained, on a GPU if there is one."""
     import torch
 
-    from tools.tiny_model import arrays, data, flow, state, tokens
+    from tools.tiny_model import data, flow, state, tokens
     from tools.tiny_model.dit import Wan
     from tools.tiny_model.sizes import I2V, LATENT, TEXT, VAE, latent_shape
     from tools.tiny_model.text import Umt5
     from tools.tiny_model.vae import WanVae
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    done = {name: arrays.read(a.state, f"{name}.ema")[1].get("finished") for name in ("low", "high")}
-    experts = [name if done[name] else "trunk" for name in ("low", "high")]
+    experts = [name if finished(a.state, name) else "trunk" for name in ("low", "high")]
     low, high = (state.load(Wan(I2V, TEXT), a.state, name).to(device).eval() for name in experts)
     text = state.load(Umt5(TEXT, len(tokens.used())), a.state, "text").to(device).eval()
     vae = state.load(WanVae(VAE), a.state, "vae").to(device).eval()
@@ -113,6 +143,8 @@ def main() -> None:
     a = parser.parse_args()
     if not 1 <= a.count <= grammar.HELD_OUT_COUNT or a.steps < 1:
         parser.error(f"--count is 1 to {grammar.HELD_OUT_COUNT} and --steps 1 or more")
+    if said := missing(a):
+        parser.error(said)
     scenes, captions = grammar.held_out_captions()
     captions = captions[: a.count]
     begun = time.monotonic()
