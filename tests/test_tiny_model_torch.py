@@ -1,6 +1,7 @@
 """The tiny model's training code; needs PyTorch, which nothing else here does."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_padding_in_one_token_is_padding_in_all() -> None:
 
 def test_normalised_latents_decode_to_the_same() -> None:
     torch.manual_seed(0)
-    net = vae.WanVae(VaeSize(8, 8))
+    net = shaken(vae.WanVae(VaeSize(8, 8)))
     clip = torch.rand(1, 3, 5, 16, 16) * 2 - 1
     with torch.no_grad():
         mean, spread = net.moments(clip)
@@ -61,9 +62,61 @@ def test_normalised_latents_decode_to_the_same() -> None:
         assert torch.allclose(variance, spread.exp() / s.view(1, -1, 1, 1, 1) ** 2, rtol=1e-3)
 
 
+def shaken(net: torch.nn.Module) -> torch.nn.Module:
+    """With no weight at its first value."""
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight += 0.05 * torch.randn(weight.shape)
+    return net
+
+
+def test_every_layout_gives_the_same() -> None:
+    torch.manual_seed(0)
+    net = shaken(vae.WanVae(VaeSize(8, 8)))
+    clip = torch.rand(2, 3, 9, 16, 24) * 2 - 1
+    found = []
+    for layout in vae.LAYOUTS:
+        net.lay_out(layout)
+        net.zero_grad()
+        z = net.diffusion_latents(clip)
+        net.decode_diffusion(z).square().mean().backward()
+        found.append((z.detach(), net.encoder.conv1.weight.grad.clone()))
+    assert found[0][0].std() > 0.1
+    for z, slope in found[1:]:
+        assert torch.allclose(z, found[0][0], atol=1e-4)
+        assert torch.allclose(slope, found[0][1], atol=1e-4 * float(slope.abs().max()))
+
+
+def test_in_the_beginning_frames_are_copies() -> None:
+    net = vae.WanVae(VaeSize(8, 8))
+    x = torch.rand(1, 32, 4, 2, 2)
+    for module in net.modules():
+        if isinstance(module, vae.Up) and hasattr(module, "time_conv"):
+            bias = module.time_conv.bias.view(1, -1, 1, 1, 1)
+            assert torch.equal(module.time_conv(x), torch.cat((x, x), 1) + bias)
+        if isinstance(module, vae.Residual) and isinstance(module.shortcut, torch.nn.Identity):
+            y = torch.rand(1, module.residual[2].in_channels, 2, 4, 4)
+            assert torch.equal(module(y), y)
+
+
+def test_pixels_of_objects_are_found() -> None:
+    rng = np.random.default_rng(9)
+    some = grammar.sample(rng, 60)
+    drawn, grounds = (a.to(lambda x: torch.from_numpy(np.float32(x))) for a in scenes.layout(some, rng))
+    clips = scenes.draw(torch, drawn, grounds, 3)
+    without = scenes.draw(torch, replace(drawn, radius=0 * drawn.radius), grounds, 3)
+    covered = (clips - without).abs().amax(1, keepdim=True)
+    found = data.objects(clips) > 0
+    assert not found[covered == 0].any()
+    strong = (covered > 0.6) & ~torch.from_numpy(some.ground == list(grammar.GROUNDS).index("white")).view(
+        -1, 1, 1, 1, 1
+    )
+    assert found[strong].float().mean() > 0.95
+
+
 def test_a_picture_is_the_first_frame_of_a_clip() -> None:
     torch.manual_seed(0)
-    net = vae.WanVae(VaeSize(8, 8))
+    net = shaken(vae.WanVae(VaeSize(8, 8)))
     clip = torch.rand(1, 3, 9, 16, 16)
     with torch.no_grad():
         whole, one = net.diffusion_latents(clip), net.diffusion_latents(clip[:, :, :1])

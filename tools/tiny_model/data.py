@@ -13,21 +13,29 @@ CHUNK = 128  # clips drawn and encoded at once
 FIRST_FRAME_EVERY = 4  # one clip in so many can be given with its first frame
 
 
-def draw(rng: np.random.Generator, n: int, device: torch.device) -> tuple[Tensor, list[str]]:
-    """Clips n x 3 x 17 x 96 x 96 and their captions."""
+def draw(
+    rng: np.random.Generator, n: int, device: torch.device, frames: int = scenes.FRAMES
+) -> tuple[Tensor, list[str]]:
+    """Clips n x 3 x frames x 96 x 96 and their captions."""
     chosen = grammar.sample(rng, n)
     objects, grounds = scenes.layout(chosen, rng)
 
     def there(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(device)
 
-    return scenes.draw(torch, objects.to(there), grounds.to(there)), list(grammar.captions(chosen, rng))
+    return scenes.draw(torch, objects.to(there), grounds.to(there), frames), list(grammar.captions(chosen, rng))
 
 
 def crop(clips: Tensor, rng: np.random.Generator, frames: int, size: int) -> Tensor:
     """A part of each clip, the same for all."""
     t, h, w = (int(rng.integers(n - k + 1)) for n, k in zip(clips.shape[2:], (frames, size, size), strict=True))
     return clips[:, :, t : t + frames, h : h + size, w : w + size]
+
+
+def objects(clips: Tensor) -> Tensor:
+    """1 where a clip (n x 3 x frames x rows x columns) is far from its middle colour, else 0: n x 1 x ..."""
+    middle = clips.flatten(2).median(-1).values[..., None, None, None]
+    return ((clips - middle).abs().amax(1, keepdim=True) > scenes.OBJECT / 127.5).to(clips)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ PATHS = np.array([22.0, 36.0, 50.0])  # by speed
 HOP, HOPS = 20.0, 2
 HALF_TURNS = math.pi  # over the whole clip, clockwise
 EDGE = 2.0
+OBJECT = 55  # of 255: no texture is so far from the middle of its ground, and every object is, but white before white
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Trains the tiny model in pieces: python -m tools.tiny_model.train --stage vae --minutes 8 --state DIR
 
-Stages are vae, trunk (text encoder and one diffusion transformer for all noise), low and high (the two experts, from
-the trunk). A piece that ends early is gone on with by the same command. See README.md.
+Stages are pictures and vae (the VAE on single frames, then on clips), trunk (text encoder and one diffusion transformer
+for all noise), low and high (the two experts, from the trunk). A piece that ends early is gone on with by the same
+command. See README.md.
 """
 
 import argparse
@@ -16,15 +17,17 @@ from torch import Tensor, nn
 
 from tools.tiny_model import arrays, data, flow, state, tokens
 from tools.tiny_model.dit import Wan
+from tools.tiny_model.scenes import FRAMES
 from tools.tiny_model.sizes import I2V, TEXT, VAE
 from tools.tiny_model.text import Umt5
-from tools.tiny_model.vae import WanVae
+from tools.tiny_model.vae import LAYOUTS, WanVae
 
-STAGES = ("vae", "trunk", "low", "high")
-RATES = {"vae": 2e-3, "trunk": 1.5e-3, "low": 7e-4, "high": 7e-4}
-DECAYS = {"vae": 0.998, "trunk": 0.999, "low": 0.999, "high": 0.999}
-BATCHES = {"vae": 32, "trunk": 512, "low": 512, "high": 512}
+STAGES = ("pictures", "vae", "trunk", "low", "high")
+RATES = {"pictures": 2e-3, "vae": 2e-3, "trunk": 1.5e-3, "low": 7e-4, "high": 7e-4}
+DECAYS = {"pictures": 0.998, "vae": 0.998, "trunk": 0.999, "low": 0.999, "high": 0.999}
+BATCHES = {"pictures": 64, "vae": 32, "trunk": 512, "low": 512, "high": 512}
 KL = 2e-4
+OBJECTS = 8.0  # more that a pixel of an object counts than one of the ground: few pixels are an object's
 CROPS = 0.7  # of the VAE's steps are on crops of CROP, the rest on whole clips
 CROP = (9, 64)  # frames, pixels
 WARM, MEASURED = 30, 130  # steps between which the speed is measured
@@ -32,22 +35,24 @@ WARM, MEASURED = 30, 130  # steps between which the speed is measured
 Step = Callable[[int, float], Tensor]  # number and share of all steps to a loss
 
 
-def vae_steps(vae: WanVae, batch: int, seed: int, device: torch.device) -> Step:
+def vae_steps(vae: WanVae, stage: str, batch: int, seed: int, device: torch.device) -> Step:
     """Reconstruction: absolute and squared differences, and a little pull of the latents to a normal distribution."""
 
     def step(number: int, share: float) -> Tensor:
-        rng = np.random.default_rng((seed, 1, number))
-        crops = share < CROPS
-        clips, _ = data.draw(rng, batch if crops else max(1, batch // 4), device)
+        rng = np.random.default_rng((seed, 1, STAGES.index(stage), number))
+        crops = stage == "vae" and share < CROPS
+        whole = stage == "vae" and not crops
+        clips, _ = data.draw(rng, max(1, batch // 4) if whole else batch, device, 1 if stage == "pictures" else FRAMES)
         if crops:
             clips = data.crop(clips, rng, *CROP)
-        noise = torch.Generator(device).manual_seed(seed * 1_000_003 + number)
+        weight = 1 + OBJECTS * data.objects(clips)
+        noise = torch.Generator(device).manual_seed((seed * 7 + STAGES.index(stage)) * 1_000_003 + number)
         with _fast(device):
             mean, spread = vae.moments(clips)
             z = mean + (spread / 2).exp() * torch.randn(mean.shape, generator=noise, device=device)
             away = vae.decode(z).float() - clips
         kl = (mean.square() + spread.exp() - 1 - spread).mean() / 2
-        return away.abs().mean() + away.square().mean() + KL * kl
+        return ((away.abs() + away.square()) * (weight / weight.mean())).mean() + KL * kl
 
     return step
 
@@ -133,7 +138,7 @@ def finish(trainer: state.Trainer, seed: int, device: torch.device, clips: int) 
     """Writes the weights that later stages and `export` use. `clips`: to measure the VAE's latents on."""
     trainer.use_average()
     modules: dict[str, nn.Module] = {trainer.stage: trainer.module}
-    if isinstance(trainer.module, WanVae):
+    if isinstance(trainer.module, WanVae) and trainer.stage == "vae":
         normalise(trainer.module, seed, device, clips)
     if isinstance(trainer.module, Trunk):
         modules = {"trunk": trainer.module.dit, "text": trainer.module.text}
@@ -146,10 +151,12 @@ def finish(trainer: state.Trainer, seed: int, device: torch.device, clips: int) 
 
 def parts(a: argparse.Namespace, device: torch.device) -> tuple[state.Trainer, Callable[[], Step]]:
     """The stage's module in training, and what makes its steps."""
-    if a.stage == "vae":
-        vae = WanVae(VAE).to(device)
-        return _trainer(a, vae), lambda: vae_steps(vae, a.batch, a.seed, device)
-    encoder = state.load(WanVae(VAE), a.state, "vae").to(device).eval()
+    vae = WanVae(VAE)
+    vae.lay_out(a.layout)
+    if a.stage in ("pictures", "vae"):
+        vae = (vae if a.stage == "pictures" else state.load(vae, a.state, "pictures")).to(device)
+        return _trainer(a, vae), lambda: vae_steps(vae, a.stage, a.batch, a.seed, device)
+    encoder = state.load(vae, a.state, "vae").to(device).eval()
     rng = np.random.default_rng((a.seed, 3, STAGES.index(a.stage)))
 
     def source() -> data.Pool:
@@ -182,7 +189,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="clips a step; 0: the stage's own")
     parser.add_argument("--pool", type=int, default=60000, help="clips that are encoded for trunk, low and high")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compile", action="store_true", help="torch.compile: a minute more at the start, then faster")
+    parser.add_argument("--layout", choices=LAYOUTS, default="3d", help="of the VAE: speed.py tells the fastest")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="the transformers by torch.compile: a minute more at the start, then faster",
+    )
     a = parser.parse_args()
     a.batch = a.batch or BATCHES[a.stage]
     if a.minutes <= 0 or a.steps < 0 or a.batch < 1 or a.pool < data.FIRST_FRAME_EVERY:

@@ -3,6 +3,8 @@
 The engine goes through a clip in pieces and keeps the last frames of each layer; over a whole clip that is the same as
 convolutions padded with two frames of zeros before the first. Only the layers that change the number of frames treat
 the first frame apart, and so do they here.
+
+Convolutions can be computed in several ways (`LAYOUTS`), of which the fastest depends on the GPU (`speed`).
 """
 
 import torch
@@ -18,10 +20,14 @@ STD = (2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743)
 STD += (3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160)
 
 FACTORS = (1, 2, 4, 4)
+LAYOUTS = ("3d", "3d-last", "2d-last")  # "last": channels are next to each other in memory
+SPREAD = -4.0  # logarithm of the latents' variance in the beginning: there is little noise to see through
 
 
 class CausalConv(nn.Conv3d):
-    """Sees a frame and those before it."""
+    """Sees a frame and those before it. If `flat`, one frame at a time, with the frames that it sees as channels."""
+
+    flat = False
 
     def __init__(
         self, n_in: int, n_out: int, kernel: tuple[int, int, int], stride: int = 1, causal: bool = True
@@ -30,7 +36,15 @@ class CausalConv(nn.Conv3d):
         self.before = kernel[0] - 1 if causal else 0
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(F.pad(x, (0, 0, 0, 0, self.before, 0)))
+        x = F.pad(x, (0, 0, 0, 0, self.before, 0)) if self.before else x
+        if not self.flat:
+            return super().forward(x)
+        step, reach = self.stride[0], self.kernel_size[0]
+        n = (x.shape[2] - reach) // step + 1
+        seen = torch.cat([x[:, :, k : k + step * (n - 1) + 1 : step] for k in range(reach)], 1)
+        weight = self.weight.transpose(1, 2).flatten(1, 2)
+        y = F.conv2d(seen.transpose(1, 2).flatten(0, 1), weight, self.bias, padding=self.padding[1:])
+        return y.unflatten(0, (len(x), n)).transpose(1, 2)
 
 
 class Norm(nn.Module):
@@ -158,15 +172,48 @@ class WanVae(nn.Module):
         self.encoder, self.decoder = Encoder(size.encoder), Decoder(size.decoder)
         self.conv1 = CausalConv(2 * LATENT, 2 * LATENT, (1, 1, 1))
         self.conv2 = CausalConv(LATENT, LATENT, (1, 1, 1))
+        self.last = False
+        self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """First weights: residual layers add nothing yet, and frames between the kept ones are copies of these."""
+        for name, weight in self.named_parameters():
+            if weight.dim() > 3:
+                nn.init.kaiming_normal_(weight, nonlinearity="linear")
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+        self.conv1.weight[LATENT:] *= 0.1
+        self.conv1.bias[LATENT:] = SPREAD
+        for module in self.modules():
+            if isinstance(module, Residual):
+                nn.init.zeros_(module.residual[-1].weight)
+            elif isinstance(module, Down | Up) and hasattr(module, "time_conv"):
+                weight = nn.init.zeros_(module.time_conv.weight)[..., 0, 0]
+                same = torch.eye(weight.shape[1])
+                if isinstance(module, Down):
+                    weight[..., 1] = weight[..., 2] = same / 2
+                else:
+                    weight[..., 2] = same.repeat(2, 1)
+
+    def lay_out(self, layout: str) -> None:
+        """One of LAYOUTS. Nothing but rounding depends on it."""
+        self.last = layout != "3d"
+        for module in self.modules():
+            if isinstance(module, CausalConv):
+                module.flat = layout == "2d-last"
+
+    def _laid(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last_3d) if self.last else x
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and logarithm of the variance of the latents, as the network has them."""
-        mean, spread = self.conv1(self.encoder(x)).float().chunk(2, 1)
+        mean, spread = self.conv1(self.encoder(self._laid(x))).float().chunk(2, 1)
         return mean, spread.clamp(-20, 10)
 
     def decode(self, z: Tensor) -> Tensor:
         """Of latents as the network has them."""
-        return self.decoder(self.conv2(z))
+        return self.decoder(self.conv2(self._laid(z)))
 
     def diffusion_latents(self, x: Tensor) -> Tensor:
         """What the diffusion transformer works on."""
