@@ -67,3 +67,12 @@ def test_the_trial_of_a_wheel_leaves_out_what_needs_the_build_folder() -> None:
         try_wheel.LEFT_OUT
     )
     assert all((ROOT / "tests" / name).exists() for name in try_wheel.LEFT_OUT)
+
+
+def test_weights_in_training_are_small_files_and_no_part_of_a_package() -> None:
+    """Machines with a GPU take files of up to 16 MiB; pip's archives need none of them."""
+    settings = PROJECT["tool"]["scikit-build"]
+    assert "tools/tiny_model/weights" in settings["sdist"]["exclude"]
+    assert settings["wheel"]["packages"] == ["sdsage"]
+    for file in (ROOT / "tools" / "tiny_model" / "weights").rglob("*"):
+        assert file.stat().st_size < 15 * 2**20, file

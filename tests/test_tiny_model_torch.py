@@ -89,6 +89,9 @@ def test_every_layout_gives_the_same() -> None:
 
 def test_in_the_beginning_frames_are_copies() -> None:
     net = vae.WanVae(VaeSize(8, 8))
+    clip = torch.rand(1, 3, 3, 16, 16)
+    assert torch.allclose(net.encoder.conv1(clip)[:, :, 2:], net.encoder.conv1(clip[:, :, 2:]), atol=1e-6)
+    assert net.encoder.conv1(clip).std() > 0.1
     x = torch.rand(1, 32, 4, 2, 2)
     for module in net.modules():
         if isinstance(module, vae.Up) and hasattr(module, "time_conv"):

@@ -23,7 +23,7 @@ from tools.tiny_model.text import Umt5
 from tools.tiny_model.vae import LAYOUTS, WanVae
 
 STAGES = ("pictures", "vae", "trunk", "low", "high")
-RATES = {"pictures": 2e-3, "vae": 2e-3, "trunk": 1.5e-3, "low": 7e-4, "high": 7e-4}
+RATES = {"pictures": 5e-4, "vae": 4e-4, "trunk": 1.5e-3, "low": 7e-4, "high": 7e-4}
 DECAYS = {"pictures": 0.998, "vae": 0.998, "trunk": 0.999, "low": 0.999, "high": 0.999}
 BATCHES = {"pictures": 64, "vae": 32, "trunk": 512, "low": 512, "high": 512}
 KL = 2e-4

@@ -177,10 +177,15 @@ class WanVae(nn.Module):
 
     @torch.no_grad()
     def begin(self) -> None:
-        """First weights: residual layers add nothing yet, and frames between the kept ones are copies of these."""
+        """First weights: a frame doesn't see those before it, those between the kept ones are copies of these, and
+        residual layers add nothing. What is learned from pictures holds for clips then.
+        """
         for name, weight in self.named_parameters():
             if weight.dim() > 3:
-                nn.init.kaiming_normal_(weight, nonlinearity="linear")
+                there = weight[:, :, -1] if weight.dim() > 4 else weight
+                nn.init.kaiming_normal_(there, nonlinearity="linear")
+                if weight.dim() > 4:
+                    weight[:, :, :-1] = 0
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
         self.conv1.weight[LATENT:] *= 0.1
