@@ -34,6 +34,19 @@ def batch(*args: str, code: int = 0) -> Any:
     return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
+def killed_in_job(number: int, *args: str) -> None:
+    """`sdsage batch jobs.jsonl`, killed once a worker is at that job."""
+    with sdsage_command("batch", "jobs.jsonl", "--json", *args) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            if event["event"] == "stage" and event["job"] == number:
+                break
+        process.kill()
+        process.wait()
+        process.communicate()
+
+
 def events(text: str) -> list[dict[str, Any]]:
     """The lines of --json."""
     return [json.loads(line) for line in text.splitlines()]

@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_tools import DEFAULTS, VIDEO, batch, check_whole, events, many, pixels, results, status, write_jobs
+from batch_tools import (
+    DEFAULTS,
+    VIDEO,
+    batch,
+    check_whole,
+    events,
+    killed_in_job,
+    many,
+    pixels,
+    results,
+    status,
+    write_jobs,
+)
 from conftest import PACKAGE, ROOT
 from test_worker_cli import LIGHT
 from worker_tools import LONG, gone, sdsage_command, wait_until, workers_of
@@ -57,15 +69,7 @@ def test_two_models_two_loads_and_the_bytes_of_single_runs() -> None:
 def test_a_killed_batch_goes_on_where_it_was() -> None:
     """Job 1 is left alone, 2 is made again, 3 to 5 run; nothing twice."""
     write_jobs("jobs.jsonl", many(5))
-    with sdsage_command("batch", "jobs.jsonl", "--json") as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            event = json.loads(line)
-            if event["event"] == "stage" and event["job"] == 2:
-                break
-        process.kill()
-        process.wait()
-        process.communicate()
+    killed_in_job(2)
     first = os.stat("out/1.png")
     assert status()["done"] == 1
     seen = events(batch("jobs.jsonl", "--json").stdout)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_tools import DEFAULTS, batch, events, many, status, write_jobs
-from worker_tools import sdsage_command, wait_until
+from batch_tools import DEFAULTS, batch, events, killed_in_job, many, status, write_jobs
+from worker_tools import wait_until
 
 import sdsage
 from sdsage.batch.journal import FOLDER, NAME, Journal, Row
@@ -81,14 +81,7 @@ def test_outputs_go_there_and_nothing_is_made_twice(url: str, bucket: Path) -> N
 def test_a_killed_batch_goes_on(url: str, bucket: Path) -> None:
     """Also when it was killed after a job and before its output was there."""
     write_jobs("jobs.jsonl", many(3))
-    with sdsage_command("batch", "jobs.jsonl", "--json", "--storage", url) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            event = json.loads(line)
-            if event["event"] == "stage" and event["job"] == 2:
-                break
-        process.kill()
-        process.communicate()
+    killed_in_job(2, "--storage", url)
     (bucket / FOLDER / "parts" / "0").mkdir(parents=True)
     (bucket / FOLDER / "parts" / "0" / "2.png").write_bytes(b"half")
     assert made(batch("jobs.jsonl", "--json", "--storage", url).stdout) == [2, 3]
