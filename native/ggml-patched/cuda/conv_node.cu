@@ -3,6 +3,9 @@
 #include "conv.cuh"
 #include "sdsage_conv.hpp"
 
+bool sdsage_conv_supported(int device, const ggml_tensor * node);
+bool sdsage_conv_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node);
+
 static sdsage::Conv conv_of(const ggml_tensor * node, const sdsage::ConvMark & mark) {
     const auto data  = [](const ggml_tensor * t) { return static_cast<const float *>(t->data); };
     const auto along = [](const ggml_tensor * t, int dim) { return static_cast<int64_t>(t->nb[dim] / sizeof(float)); };
