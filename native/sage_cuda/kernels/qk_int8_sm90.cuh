@@ -222,6 +222,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1) qk_int8_sm90(const __grid_co
     if (group == 0) {
         ptx::registers_down<Tile::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
+            ptx::wait_for_launch();  // nobody else reads what the quantizers wrote, and nobody writes before that
             const auto kv_head = [&](const PlaceSm90 & at) { return int64_t(at.b) * p.kv_heads + at.h / (p.heads / p.kv_heads); };
             const auto load_q  = [&](unsigned round) {
                 const unsigned n = PlaceSm90::number(p, round);

@@ -20,7 +20,7 @@ cudaError_t launch_sm90(const AttnParams & p, cudaStream_t stream) {
     if (e == cudaSuccess) {
         e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::SMEM);
     }
-    return e == cudaSuccess ? launch(kernel, p, std::min(p.blocks, unsigned(processors)), Tile::THREADS, Tile::SMEM, stream) : e;
+    return e == cudaSuccess ? launch(kernel, p, std::min(p.blocks, unsigned(processors)), Tile::THREADS, Tile::SMEM, stream, true) : e;
 }
 
 }  // namespace sage

@@ -7,6 +7,7 @@
 // Division by 2^e >= 2 lk before the sum: finite K or V of any size cannot overflow it, so the sum tells whether all were finite.
 #pragma once
 
+#include "../common/ptx.cuh"
 #include "rows.cuh"
 
 namespace sage {
@@ -97,6 +98,7 @@ __device__ __forceinline__ int over_keys(const QuantParams & p, const Rows & row
 template <int D>
 __global__ void __launch_bounds__(STAT_THREADS, 3) kv_stats(const __grid_constant__ QuantParams p) {
     __shared__ __align__(16) float shared[STAT_THREADS * 8];
+    ptx::let_next_launch();
     const bool is_v  = blockIdx.x % 2;
     const int64_t bh = blockIdx.x / 2 / p.stat_tiles;
     const int tile   = blockIdx.x / 2 % p.stat_tiles;
@@ -145,6 +147,8 @@ __global__ void __launch_bounds__(D * 8) kv_stats_finish(const __grid_constant__
     __shared__ float sums[8][D];
     __shared__ float ranges[8][D][3];
     __shared__ int counts[8];
+    ptx::let_next_launch();
+    ptx::wait_for_launch();
     const int64_t bh = blockIdx.x, one = int64_t(p.batch) * p.kv_heads * p.stat_tiles * D;
     const int ch = threadIdx.x % D, part = threadIdx.x / D;
     float sum = 0.f;

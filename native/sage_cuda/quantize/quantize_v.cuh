@@ -123,6 +123,8 @@ __device__ __forceinline__ void quantize_v(const QuantParams & p, int64_t bh, in
 template <int D, bool F8>
 __global__ void __launch_bounds__(QUANT_THREADS, 4) quantize(const __grid_constant__ QuantParams p) {
     __shared__ uint32_t words[F8 ? D * 17 : 1];
+    ptx::let_next_launch();
+    ptx::wait_for_launch();
     const int kv_tiles = p.batch * p.kv_heads * p.k_tiles, n = blockIdx.x;
     if (n < 2 * kv_tiles) {
         const int tile = kv_tiles - 1 - n / 2;

@@ -171,7 +171,7 @@ sage_status sage::run_parts(const sage_attn_desc * desc, void * workspace, size_
     const QuantParams q  = quant_params(*desc, plan, choice.kernel, static_cast<char *>(workspace));
     const AttnParams p   = attn_params(*desc, plan, q);
     cudaStream_t on      = static_cast<cudaStream_t>(stream);
-    cudaError_t launched = parts & QUANTIZE ? launch_quantize(q, plan.d, on) : cudaSuccess;
+    cudaError_t launched = parts & QUANTIZE ? launch_quantize(q, plan.d, on, device.compute_capability >= 90) : cudaSuccess;
     if (launched == cudaSuccess && (parts & ATTEND)) {
         launched = launch_of(choice.kernel, plan.d, plan.sm90)(p, on);
     }

@@ -8,7 +8,8 @@
 
 namespace sage {
 
-cudaError_t launch_quantize(const QuantParams & p, int d, cudaStream_t stream);
+// `early`: launches may overlap, which takes compute capability 9.0
+cudaError_t launch_quantize(const QuantParams & p, int d, cudaStream_t stream, bool early);
 cudaError_t launch_qk_int8_pv_f16_d64(const AttnParams & p, cudaStream_t stream);
 cudaError_t launch_qk_int8_pv_f16_d128(const AttnParams & p, cudaStream_t stream);
 cudaError_t launch_qk_int8_pv_f16_sm90_d64(const AttnParams & p, cudaStream_t stream);
