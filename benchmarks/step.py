@@ -1,12 +1,13 @@
-"""What a sampling step costs with SageAttention and with FlashAttention, on random weights of Wan's real sizes.
+"""What a sampling step and a decode cost with SageAttention, FlashAttention and the engine's levers, on random weights
+of Wan's real sizes.
 
     python benchmarks/step.py [--size 14b] [--shapes 832x480x33 832x480x81] [--steps 3] [--unpatched SD_CLI] [--kernels]
 
 Every method is one context, in which all shapes run one after the other: one forward a step (guidance 1), the same
 seed. `--unpatched` names an sd-cli of upstream's own sources: it runs the same jobs with
---diffusion-fa and is stopped after its last step; its first step holds the text encoder. `--kernels` adds GPU time
-by kernel (benchmarks/cupti), each method in a process of its own. Results go to benchmarks/results/step.json (or
---result NAME), one entry per size and method, beside those of other sizes.
+--diffusion-fa and is stopped after its last step; its first step holds the text encoder. `--kernels METHOD ...` adds
+GPU time by kernel (benchmarks/cupti), each method in a process of its own. Results go to benchmarks/results/step.json
+(or --result NAME), one entry per size and method, beside those of other sizes.
 """
 
 import argparse
@@ -33,15 +34,16 @@ from sdsage._bench.quality import psnr
 
 HERE = Path(__file__).parent
 METHODS: dict[str, dict[str, Any]] = {
+    "flash, no levers": {"diffusion_flash_attn": True, "engine_levers": "none"},
+    "sage fp16, no levers": {"sage_attn": True, "sage_kernel": "fp16", "engine_levers": "none"},
+    "sage, no levers": {"sage_attn": True, "engine_levers": "none"},
+    "sage, linear": {"sage_attn": True, "engine_levers": "linear"},
+    "sage, linear and fuse": {"sage_attn": True, "engine_levers": "linear,fuse"},
     "flash": {"diffusion_flash_attn": True},
     "sage fp16": {"sage_attn": True, "sage_kernel": "fp16"},
-    "sage fp8": {"sage_attn": True, "sage_kernel": "fp8"},
-    "sage fp8++": {"sage_attn": True, "sage_kernel": "fp8++"},
-    "sage hopper": {"sage_attn": True, "sage_kernel": "hopper"},
-    "sage auto": {"sage_attn": True},
+    "sage": {"sage_attn": True},
 }
-DEFAULT_METHODS = ("flash", "sage fp16", "sage auto")
-KERNEL_METHODS = ("flash", "sage fp16")
+DEFAULT_METHODS = ("flash, no levers", "sage, no levers", "sage, linear", "sage, linear and fuse", "sage")
 SEED, PROMPT = 42, "a lovely cat walking in the garden"
 BAR = re.compile(rb"\|[=> ]*\|\s+(\d+)/(\d+) - ")
 
@@ -118,7 +120,7 @@ def run_job(context: Any, shape: Shape, steps: int, decode: bool) -> dict[str, A
         except Enough:
             pass
     seconds = [b - a for a, b in itertools.pairwise(ends)]
-    return found | {"steps": seconds, "peak MiB": memory.peak, "last step": ends[-2:]}
+    return found | {"steps": seconds, "peak MiB": memory.peak, "times": [*ends[-2:], time.time()]}
 
 
 def figures(run: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def measure(files: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
                     values["finite"] = bool(np.isfinite(run["latents"]).all())
                     if first is not run:
                         values["frame statistics, largest difference"] = frame_statistics(run, first)
-                        values["PSNR to flash"] = {
+                        values[f"PSNR to {args.methods[0]}"] = {
                             "latents": psnr(run["latents"], first["latents"], float(np.ptp(first["latents"]))),
                             "frames": psnr(run["frames"], first["frames"], 255),
                             "preview by step": [
@@ -208,12 +210,14 @@ def unpatched(program: str, files: dict[str, str], args: argparse.Namespace) -> 
 GROUPS = (  # first match wins
     ("attention", r"flash_attn|qk_int8|fattn"),
     ("attention: quantizers", r"\bquantize<\d|kv_stats"),
-    ("linear layers", r"mul_mat_q|mmq|gemm|cutlass|cublas|nvjet"),
+    ("convolutions", r"im2col|conv_gemm|pack_"),
+    ("linear layers", r"mul_mat_q|mmq|gemm|cutlass|cublas|nvjet|to_bf16|gated_bias"),
+    ("norms and rotary embedding", r"norm|rope"),
     ("copies and casts", r"cpy|concat|pad|memcpy|convert|dup|cont"),
 )
 
 
-def kernel_table(path: Path, window: list[float]) -> dict[str, Any]:
+def kernel_table(path: Path, window: tuple[float, float]) -> dict[str, Any]:
     """ms by group and by kernel between two times."""
     groups: dict[str, float] = defaultdict(float)
     kernels: dict[str, float] = defaultdict(float)
@@ -231,11 +235,11 @@ def kernel_table(path: Path, window: list[float]) -> dict[str, Any]:
 
 
 def kernels(args: argparse.Namespace) -> dict[str, Any]:
-    """The last of two steps of the largest job under CUPTI, each method in a process of its own."""
+    """The last of two steps and the decode of the largest job under CUPTI, each method in a process of its own."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         library = build_collector(Path(folder))
-        for name in KERNEL_METHODS:
+        for name in args.kernels:
             for shape in args.shapes[-1:]:
                 table = Path(folder) / "times.tsv"
                 env = {**os.environ, "CUDA_INJECTION64_PATH": str(library), "KERNEL_TIMES": str(table)}
@@ -244,9 +248,11 @@ def kernels(args: argparse.Namespace) -> dict[str, Any]:
                 done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
                 if done.returncode:
                     sys.exit(done.stderr[-3000:])
-                window = json.loads(done.stdout.splitlines()[-1])
-                found.setdefault(name, {})[str(shape)] = kernel_table(table, window)
-                print(name, shape, json.dumps(found[name][str(shape)]["ms by group"]), flush=True)
+                step, sampled, decoded = json.loads(done.stdout.splitlines()[-1])
+                for what, window in (("step", (step, sampled)), ("decode", (sampled, decoded))):
+                    values = kernel_table(table, window)
+                    found.setdefault(name, {}).setdefault(str(shape), {})[what] = values
+                    print(name, shape, what, json.dumps(values["ms by group"]), flush=True)
     return found
 
 
@@ -286,13 +292,15 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("build/random-models"))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(DEFAULT_METHODS))
     parser.add_argument("--unpatched")
-    parser.add_argument("--kernels", action="store_true")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # one method under CUPTI: prints the window of the last step
+    parser.add_argument("--kernels", nargs="*", choices=list(METHODS), help="which are measured by kernel as well")
+    parser.add_argument(
+        "--one", help=argparse.SUPPRESS
+    )  # one method under CUPTI: prints when the last step began, sampling ended, all ended
     args = parser.parse_args()
     files = random_models.make(args.models, args.size)
     if args.one:
         with sdsage.Context(sdsage.SdCtxParams(**files, **METHODS[args.one])) as context:
-            print(json.dumps(run_job(context, args.shapes[0], args.steps, False)["last step"]))
+            print(json.dumps(run_job(context, args.shapes[0], args.steps, True)["times"]))
         return
     entry: dict[str, Any] = {
         "device": next(d.description for d in sdsage.devices()),
@@ -313,7 +321,7 @@ def main() -> None:
         entry["methods"]["flash, unpatched engine"] = unpatched(args.unpatched, files, args)
         save()
     if args.kernels:
-        entry["last step by kernel"] = kernels(args)
+        entry["last step and decode by kernel"] = kernels(args)
         save()
 
 

@@ -9,6 +9,17 @@ MAX_THREADS = 1024
 # 205 where every frame is encoded too (measured; it depends on the number of layers, which all Wan VAEs share).
 MAX_FRAMES = 573
 MAX_FRAMES_ENCODED = 197
+LEVERS = ("linear", "fuse", "vae")
+
+
+def lever_problem(levers: str | None) -> str:
+    """What is wrong with a value of `engine_levers`; empty if nothing is."""
+    names = (levers or "default").split(",")
+    unknown = [] if names in (["default"], ["none"]) else [name for name in names if name not in LEVERS]
+    if not unknown:
+        return ""
+    allowed = f"it takes default, none, or some of {', '.join(LEVERS)} joined by commas"
+    return f"{levers!r} can't be used, there is no lever {unknown[0]!r}: {allowed}"
 
 
 def aligned_frames(asked: int) -> int:

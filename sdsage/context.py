@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdsage import _identity, _job, _memory, _outcome
-from sdsage._bounds import MAX_THREADS, aligned_frames
+from sdsage._bounds import MAX_THREADS, aligned_frames, lever_problem
 from sdsage._ffi import answers_to_c, ffi, lib, text
 from sdsage._files import check_context_files, check_model_file, decoding_params
 from sdsage._fps import model_fps
@@ -142,6 +142,8 @@ class Context(Handle):
             params = decoding_params(params)
         elif params.sage_attn:
             _job.check_sage(params.sage_kernel, device)
+        if problem := lever_problem(params.engine_levers):
+            raise BadRequest(f"engine_levers: {problem}")
         check_context_files(params, allow_pickle, self._decode_only)
         hooks = Hooks(on_progress, on_log)
         if params.n_threads > MAX_THREADS:

@@ -106,6 +106,7 @@ class SdCtxParams(Struct):
     max_vram: float
     sage_attn: bool
     sage_kernel: SageKernel
+    engine_levers: str | None
 
 
 class SdSlgParams(Struct):

@@ -18,6 +18,8 @@ settings.load_profile("quick")
 ROOT = Path(__file__).parent.parent
 # For PYTHONPATH of a child: where the package that is tested lies, the installed one when there is one.
 PACKAGE = str(Path(str(find_spec("sdsage").origin)).parents[1])  # type: ignore[union-attr]
+# The same with what this process has there: a machine with a GPU may have cffi in a folder of its own.
+CHILD_PATH = os.pathsep.join(filter(None, [PACKAGE, os.environ.get("PYTHONPATH")]))
 BUILD = Path(os.environ.get("SDSAGE_BUILD_DIR", ROOT / "build" / "make"))
 
 # The tiny models are written once per build tree, not into the user's cache.

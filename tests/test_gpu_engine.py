@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PACKAGE, ROOT, ctx_params, small_image, small_video
+from conftest import CHILD_PATH, ROOT, ctx_params, small_image, small_video
 from PIL import Image
 from test_bad_models import attention_lora
 
 import sdsage
+from sdsage._bounds import LEVERS
 from sdsage._library import sd_cli_path
 
 GPU = next((d.name for d in sdsage.devices() if d.name.startswith("cuda")), "")
@@ -67,6 +68,23 @@ def test_kernels(files: dict[str, str], flash: Any, kernel: str, show: list[str]
     assert not set(KERNELS) & {k for m in ("text encoder", "VAE") for k in calls[m]}
     again = video(files, sage_attn=True, sage_kernel=kernel)
     assert (again.latents[0] == result.latents[0]).all()
+
+
+@pytest.mark.parametrize("levers", ["none", *LEVERS, "default"])
+def test_levers(files: dict[str, str], levers: str, show: list[str]) -> None:
+    """What 16 bits and another order of sums explain; the same again, bit for bit."""
+    job = small_video(width=128, height=128, video_frames=9)
+    plain, result, again = (video(files, job, engine_levers=name) for name in ("none", levers, levers))
+    db = psnr(result.latents[0], plain.latents[0])
+    with sdsage.Context(ctx_params(files, engine_levers=levers), device=GPU) as ctx:
+        frames = ctx.decode(plain.latents[0])
+    away = psnr(frames.astype(np.float64), plain.frames.astype(np.float64))
+    show.append(f"{levers}: latents {db:.1f}, frames {away:.1f} dB from those with none")
+    assert (again.latents[0] == result.latents[0]).all()
+    assert db > 42
+    assert away > 50
+    assert (db == 999.0) == (levers in ("none", "vae"))
+    assert (away == 999.0) == (levers not in ("vae", "default"))
 
 
 def test_auto_is_what_sage_info_says(files: dict[str, str]) -> None:
@@ -306,7 +324,7 @@ def test_sd_cli_command(files: dict[str, str], tmp_path: Path) -> None:
 def test_doctor() -> None:
     """What the driver, the engine, the kernels and the file say of a GPU agree."""
     command = [sys.executable, "-P", "-m", "sdsage", "doctor", "--json", "--sass"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": CHILD_PATH})
     found = json.loads(done.stdout)
     assert done.returncode == 0, found["problems"]
     device = next(d for d in found["devices"] if d["name"] == GPU)

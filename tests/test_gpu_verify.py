@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PACKAGE
+from conftest import CHILD_PATH
 
 import sdsage
 from sdsage._attention import GGML, SAGE
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="no CUDA devic
 
 def result(*args: str, code: int = 0) -> Any:
     command = [sys.executable, "-P", "-m", "sdsage", *args, "--device", GPU, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": CHILD_PATH})
     assert done.returncode == code, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -96,6 +96,6 @@ def test_bench_generation() -> None:
 
 def test_the_cpu_of_a_cuda_build() -> None:
     command = [sys.executable, "-P", "-m", "sdsage", "verify", "--quick", "--json", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": CHILD_PATH})
     assert done.returncode == 0, done.stderr
     assert "it needs an NVIDIA GPU" in json.loads(done.stdout)["no_sage"]

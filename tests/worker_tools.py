@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import ROOT, hear_interrupts
+from conftest import CHILD_PATH, ROOT, hear_interrupts
 
 import sdsage
 
@@ -45,7 +45,7 @@ def workers_of(pid: int) -> list[int]:
 
 
 def sdsage_command(*args: str) -> "subprocess.Popen[str]":
-    env = {**os.environ, "PYTHONPATH": str(Path(sdsage.__file__).parent.parent)}
+    env = {**os.environ, "PYTHONPATH": CHILD_PATH}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "sdsage", *args],
         stdout=subprocess.PIPE,

@@ -57,7 +57,7 @@ else
 fi
 if [ $sanitizer = yes ]; then
     echo "compute-sanitizer memcheck"
-    compute-sanitizer --tool memcheck --error-exitcode 9 "$lib/sd-cli" -M vid_gen $("$python" tests/tiny_options.py) \
+    LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" compute-sanitizer --tool memcheck --error-exitcode 9 "$lib/sd-cli" -M vid_gen $("$python" tests/tiny_options.py) \
         -p "a lovely cat" --steps 1 --high-noise-steps 1 --cfg-scale 1 --high-noise-cfg-scale 1 --sage-attn -W 64 -H 64 \
         --video-frames 5 -o "$build/memcheck_%03d.png" 2>&1 | tail -4 || status=1
 fi

@@ -1,4 +1,5 @@
-/* What the test library has beside libsdsage: SageAttention's arithmetic on the CPU, and a look at the graphs that ran. */
+/* What the test library has beside libsdsage: the arithmetic of SageAttention and of the levers on the CPU, and a look at the graphs
+ * that ran. */
 #ifndef SDSAGE_TEST_H
 #define SDSAGE_TEST_H
 
@@ -16,6 +17,12 @@ SD_API void sdsage_test_break_sage(bool broken);
 /* Ops that produce and take what SageAttention's nodes read and write, in the graphs since the last call: lines of
  * "q MUL_MAT 12". Views are looked through. Static until the next call. */
 SD_API const char * sdsage_test_neighbours(void);
+
+/* The CPU backend computes the engine's levers from now on. `fault` makes one of them wrong: 1 forgets the bias of linear layers, 2 the
+ * shift of norms, 3 turns the rotary embedding the other way, 4 forgets the bias of convolutions; 0 none. */
+SD_API void sdsage_test_levers_cpu(bool on, int fault);
+/* What they computed since the last call: lines of "linear bias gelu in BF16: 12". Static until the next call. */
+SD_API const char * sdsage_test_levers(void);
 
 #ifdef __cplusplus
 }

@@ -9,7 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 from sdsage._attention import DEFAULT_SEED, METHODS, SHAPES
-from sdsage._bounds import MAX_FRAMES, MAX_SIZE, MAX_STEPS
+from sdsage._bounds import LEVERS, MAX_FRAMES, MAX_SIZE, MAX_STEPS
 from sdsage.enums import (
     CacheMode,
     HiresUpscaler,
@@ -309,6 +309,10 @@ _SPEED = (
     Option("--sage-kernel", "Kernel of SageAttention", Panel.SPEED, CHOICE, choices=SageKernel.choices(),
            default="auto", default_text="auto, the specified one for the GPU", target="ctx.sage_kernel",
            needs=("--sage-attn",)),
+    Option("--engine-levers", "What sdsage computes in place of the engine, on NVIDIA GPUs: default, none, or some of "
+           f"{', '.join(LEVERS)} joined by commas", Panel.SPEED, default="default",
+           default_text="default, what pays on the GPU", unit="names", target="ctx.engine_levers",
+           verbs=GENERATE | {DECODE}),
     Option("--diffusion-conv-direct", "Convolve directly in the diffusion model and the upscaler", Panel.SPEED, SWITCH,
            target="ctx.diffusion_conv_direct", verbs=GENERATE | {UPSCALE}),
     Option("--vae-conv-direct", "Convolve directly in the VAE", Panel.SPEED, SWITCH, target="ctx.vae_conv_direct",

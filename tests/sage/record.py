@@ -55,17 +55,20 @@ KERNELS = Part(
     "tests_passed_portable_fp16",  # fp16 with the code of GPUs that have none of their own
 )
 ENGINE = Part(
-    "SageAttention in the engine",
+    "SageAttention and levers in the engine",
     (
         ROOT / "native" / "ggml-patched" / "cuda",
         ROOT / "native" / "ggml-patched" / "glue" / "sdsage_attention.hpp",
+        ROOT / "native" / "ggml-patched" / "glue" / "sdsage_conv.hpp",
+        ROOT / "native" / "ggml-patched" / "glue" / "sdsage_levers.hpp",
         ROOT / "native" / "ggml-patched" / "glue" / "sdsage_models.hpp",
         ROOT / "native" / "sd_cli" / "src" / "attention.cpp",
+        ROOT / "native" / "sd_cli" / "src" / "levers.cpp",
     ),
     RESULTS / "gpu_engine.json",
     "tools/gpu_engine.sh",
     "attention_cases_passed",
-    ("sage", "flash"),
+    ("sage", "flash", "levers"),
 )
 
 

@@ -22,6 +22,7 @@ SMALLEST = 30  # pixels of an object, in a frame 96 wide
 PIECE = 0.4  # smaller pieces of a colour, in parts of the largest, are not objects
 MOVED = 7.0  # pixels of a frame 96 wide: less is no motion
 VIEWS = 7  # frames whose shape is looked at
+SOFTER = 2  # outlines whose corners are rounded, a little and more, beside the sharp ones
 TURNS = np.deg2rad(np.arange(0, 360, 10))
 PERIODS = (1, 9, 12, 8, 9, 1)  # of TURNS that give a shape different views; the ring's and the circle's give one
 
@@ -159,9 +160,22 @@ def _outlines(kind: int, radius: int, area: int, shift: tuple[float, float]) -> 
     for angle in TURNS[: PERIODS[kind] * 4 : 2] if PERIODS[kind] > 1 else TURNS[:1]:
         cos, sin = math.cos(angle), math.sin(angle)
         x, y = u * cos + v * sin, u * sin - v * cos + off
-        outline = SHAPE_DISTANCES[kind](np, x, y, np.float32(r)) < 0
-        found.append((outline & _core(outline[None])[0]).astype(np.float32))
+        outline = (SHAPE_DISTANCES[kind](np, x, y, np.float32(r)) < 0).astype(np.float32)
+        for _ in range(SOFTER + 1):
+            hard = outline > 0.5
+            found.append((hard & _core(hard[None])[0]).astype(np.float32))
+            for _ in range(max(1, round(r / 5))):
+                outline = _blurred(outline)
     return found
+
+
+def _blurred(image: NDArray[np.float32]) -> NDArray[np.float32]:
+    """By 1/4, 1/2, 1/4 in both directions."""
+    for axis in (0, 1):
+        wide = np.pad(image, [(1, 1) if a == axis else (0, 0) for a in (0, 1)])
+        parts = (np.take(wide, range(k, k + image.shape[axis]), axis) for k in range(3))
+        image = sum(w * p for w, p in zip((0.25, 0.5, 0.25), parts, strict=True))  # type: ignore[assignment]
+    return image
 
 
 @cache

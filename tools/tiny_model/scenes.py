@@ -15,8 +15,8 @@ from tools.tiny_model.grammar import COLOURS, GROUNDS, MOTIONS, Scenes
 
 FRAMES, SIZE, UNITS = 17, 96, 96.0
 
-RADII = np.array([[9.0, 12.5, 17.0], [7.5, 10.5, 14.0], [6.5, 8.0, 10.0]])  # [number of objects - 1][size]
-PAIR_RADII = np.array([8.0, 10.5, 13.0])  # of two different objects
+RADII = np.array([[12.0, 16.0, 20.0], [10.5, 12.5, 15.0], [8.5, 9.3, 10.0]])  # [number of objects - 1][size]
+PAIR_RADII = np.array([10.5, 12.0, 13.5])  # of two different objects
 REACH = 1.35  # no shape is farther than this from its middle, in radii
 PATHS = np.array([22.0, 36.0, 50.0])  # by speed
 HOP, HOPS = 20.0, 2

@@ -9,6 +9,7 @@ from edits.attention import FLASH, SAGE
 from edits.files import FILES
 from edits.host import DEVICE, LOG
 from edits.job import DECODE, GUARD, RANDOM, SEAM, SHIFT
+from edits.levers import EMBEDDING, LEVERS
 from edits.programs import SD_CLI, SD_SERVER
 from edits.sizes import SIZES
 from edits.system import SYSTEM
@@ -31,6 +32,8 @@ GROUPS = (
     SD_SERVER,
     SAGE,
     FLASH,
+    LEVERS,
+    EMBEDDING,
     DECODE,
     SYSTEM,
     WINDOWS,

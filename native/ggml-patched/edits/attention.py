@@ -134,13 +134,14 @@ SAGE = Group(
             CUDA,
             ">",
             "            ggml_cuda_flash_attn_ext(ctx, dst);\n            break;\n",
-            "        case GGML_OP_CUSTOM:\n            return sdsage_sage_compute(ctx, dst);\n",
+            "        case GGML_OP_CUSTOM:\n            return sdsage_sage_compute(ctx, dst) || sdsage_lever_compute(ctx, dst);\n",
         ),
         Edit(
             CUDA,
             ">",
             "            return ggml_cuda_flash_attn_ext_supported(dev_ctx->device, op);\n",
-            "        case GGML_OP_CUSTOM:\n            return sdsage_sage_supported(dev_ctx->device, op);\n",
+            "        case GGML_OP_CUSTOM:\n"
+            "            return sdsage_sage_supported(dev_ctx->device, op) || sdsage_lever_supported(dev_ctx->device, op);\n",
         ),
         Edit(
             CUDA,

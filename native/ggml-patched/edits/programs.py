@@ -29,7 +29,8 @@ SD_CLI = Group(
             "examples/common/common.h",
             ">",
             "    bool diffusion_flash_attn   = false;\n",
-            "    bool sage_attn              = false;\n    sd_sage_kernel_t sage_kernel = SD_SAGE_KERNEL_AUTO;\n",
+            "    bool sage_attn              = false;\n    sd_sage_kernel_t sage_kernel = SD_SAGE_KERNEL_AUTO;\n"
+            "    std::string engine_levers;\n",
         ),
         Edit(
             COMMON,
@@ -38,6 +39,14 @@ SD_CLI = Group(
             '        {"",\n         "--sage-attn",\n'
             '         "use SageAttention in the diffusion model (CUDA, compute capability 8.0 or newer)",\n'
             "         true, &sage_attn},\n",
+        ),
+        Edit(
+            COMMON,
+            "<",
+            '        {"",\n         "--clip_l",',
+            '        {"",\n         "--engine-levers",\n'
+            '         "what the engine computes by sdsage\'s code on CUDA: default, none, or some of linear,fuse,vae",\n'
+            "         &engine_levers},\n",
         ),
         Edit(
             COMMON,
@@ -67,7 +76,7 @@ SD_CLI = Group(
             COMMON,
             "=",
             "        qwen_image_zero_cond_t,\n        max_vram,\n    };",
-            "        qwen_image_zero_cond_t,\n        max_vram,\n        sage_attn,\n        sage_kernel,\n    };",
+            "        qwen_image_zero_cond_t,\n        max_vram,\n        sage_attn,\n        sage_kernel,\n        engine_levers.c_str(),\n    };",
         ),
         Edit(
             CLI,

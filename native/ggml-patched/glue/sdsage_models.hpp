@@ -5,14 +5,9 @@
 
 namespace sdsage {
 
-// Tells a diffusion model's runner what it is, and gives it the setting if there is one: the models' own setter takes a bool.
-inline void set_attention(const std::shared_ptr<DiffusionModel> & model, int setting) {
-    const auto set = [&](auto & runner) {
-        runner.is_diffusion_model = true;
-        if (setting != 0) {
-            runner.set_flash_attention_enabled(setting);
-        }
-    };
+// Calls `set` with a diffusion model's runner.
+template <class Set>
+void with_runner(const std::shared_ptr<DiffusionModel> & model, Set set) {
     if (auto m = std::dynamic_pointer_cast<UNetModel>(model)) {
         set(m->unet);
     } else if (auto m = std::dynamic_pointer_cast<MMDiTModel>(model)) {
@@ -30,8 +25,22 @@ inline void set_attention(const std::shared_ptr<DiffusionModel> & model, int set
     } else if (auto m = std::dynamic_pointer_cast<ErnieImageModel>(model)) {
         set(m->ernie_image);
     } else if (model && !decodes_only()) {
-        throw std::logic_error("this diffusion model has no attention setting: " + model->get_desc());
+        throw std::logic_error("a diffusion model without settings of ours: " + model->get_desc());
     }
+}
+
+// Tells the runner what it is, and gives it the setting if there is one: the models' own setter takes a bool.
+inline void set_attention(const std::shared_ptr<DiffusionModel> & model, int setting) {
+    with_runner(model, [&](auto & runner) {
+        runner.is_diffusion_model = true;
+        if (setting != 0) {
+            runner.set_flash_attention_enabled(setting);
+        }
+    });
+}
+
+inline void set_levers(const std::shared_ptr<DiffusionModel> & model, unsigned levers) {
+    with_runner(model, [&](auto & runner) { runner.engine_levers = levers & ~LEVER_VAE; });
 }
 
 }  // namespace sdsage

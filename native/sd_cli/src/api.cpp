@@ -14,6 +14,7 @@
 #include "coverage.h"
 #include "ggml.h"
 #include "job.h"
+#include "levers.h"
 #include "sdsage_build_info.h"
 #include "sdsage_layout.inc"
 
@@ -87,6 +88,10 @@ bool device_runs() {
 
 bool can_run(const sd_ctx_params_t * params) {
     if (!device_runs()) {
+        return false;
+    }
+    unsigned levers = 0;
+    if (params != nullptr && !read_levers(params->engine_levers, &levers)) {
         return false;
     }
     if (params != nullptr && params->sage_attn) {

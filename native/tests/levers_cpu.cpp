@@ -1,0 +1,253 @@
+// The levers' arithmetic for ggml's CPU backend, as native/ggml-patched/cuda/levers.cu computes it. For tests only.
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "levers.h"
+#include "sdsage_conv.hpp"
+#include "sdsage_test.h"
+
+namespace {
+
+using sdsage::LeverMark;
+using sdsage::LeverOp;
+
+int fault = 0;
+std::mutex counting;
+std::map<std::string, int> counts;
+
+float bf16(float x) { return ggml_bf16_to_fp32(ggml_fp32_to_bf16(x)); }
+
+const float * floats(const ggml_tensor * t) { return static_cast<const float *>(t->data); }
+
+void put(ggml_tensor * node, int64_t i, float x) {
+    if (node->type == GGML_TYPE_BF16) {
+        static_cast<ggml_bf16_t *>(node->data)[i] = ggml_fp32_to_bf16(x);
+    } else {
+        static_cast<float *>(node->data)[i] = x;
+    }
+}
+
+float gelu(float x) { return 0.5f * x * (1.f + std::tanh(0.79788456080286535588f * x * (1.f + 0.044715f * x * x))); }
+
+void linear(ggml_tensor * node, const LeverMark & mark, int ith, int nth) {
+    const ggml_tensor *w = node->src[0], *x = node->src[1];
+    const int64_t k = w->ne[0], n = w->ne[1], tokens = ggml_nelements(x) / k;
+    int next          = 2;
+    const auto row    = [&](int32_t flag) { return mark.flags & flag ? floats(node->src[next++]) : nullptr; };
+    const float *bias = row(sdsage::LINEAR_BIAS), *gate = row(sdsage::LINEAR_GATE), *residual = row(sdsage::LINEAR_RESIDUAL);
+    std::vector<float> all(ggml_nelements(x)), weights(k);
+    for (int64_t i = 0; i < ggml_nelements(x); i++) {
+        all[i] = ggml_bf16_to_fp32(static_cast<const ggml_bf16_t *>(x->data)[i]);
+    }
+    const auto * traits = ggml_get_type_traits(w->type);
+    for (int64_t j = ith; j < n; j += nth) {
+        traits->to_float(static_cast<const char *>(w->data) + j * w->nb[1], weights.data(), k);
+        for (float & value : weights) {
+            value = bf16(value * (gate ? gate[j] : 1.f));
+        }
+        for (int64_t t = 0; t < tokens; t++) {
+            double sum = 0;
+            for (int64_t c = 0; c < k; c++) {
+                sum += double(weights[c]) * all[t * k + c];
+            }
+            float y = static_cast<float>(sum) + (bias && fault != 1 ? bias[j] * (gate ? gate[j] : 1.f) : 0.f);
+            y       = mark.flags & sdsage::LINEAR_GELU ? gelu(y) : y;
+            put(node, t * n + j, y + (residual ? residual[t * n + j] : 0.f));
+        }
+    }
+}
+
+void norm(ggml_tensor * node, const LeverMark & mark, int ith, int nth) {
+    const ggml_tensor * x = node->src[0];
+    const int64_t c       = x->ne[0];
+    int next              = 1;
+    const auto row        = [&](int32_t flag) { return mark.flags & flag ? floats(node->src[next++]) : nullptr; };
+    const float *scale = row(sdsage::NORM_SCALE), *shift = row(sdsage::NORM_SHIFT);
+    const float one = scale == nullptr || mark.flags & sdsage::NORM_ONE_PLUS_SCALE ? 1.f : 0.f;
+    for (int64_t t = ith; t < ggml_nrows(x); t += nth) {
+        const float * in = floats(x) + t * c;
+        double mean = 0, squares = 0;
+        for (int64_t i = 0; i < c; i++) {
+            mean += in[i] / double(c);
+        }
+        for (int64_t i = 0; i < c; i++) {
+            squares += (in[i] - mean) * (in[i] - mean) / double(c);
+        }
+        for (int64_t i = 0; i < c; i++) {
+            const double y = (in[i] - mean) / std::sqrt(squares + mark.eps);
+            put(node, t * c + i, static_cast<float>(y * ((scale ? scale[i] : 0.f) + one) + (shift && fault != 2 ? shift[i] : 0.f)));
+        }
+    }
+}
+
+void copy(ggml_tensor * node, int ith, int nth) {
+    const ggml_tensor * x = node->src[0];
+    int dims;
+    const int64_t run = sdsage::run_of(x, &dims), runs = ggml_nelements(x) / run;
+    for (int64_t r = ith; r < runs; r += nth) {
+        const char * from = static_cast<const char *>(x->data);
+        int64_t rest      = r;
+        for (int i = dims; i < GGML_MAX_DIMS; rest /= x->ne[i++]) {
+            from += rest % x->ne[i] * static_cast<int64_t>(x->nb[i]);
+        }
+        std::memcpy(static_cast<float *>(node->data) + r * run, from, run * sizeof(float));
+    }
+}
+
+void rope(ggml_tensor * node, const LeverMark & mark, int ith, int nth) {
+    const ggml_tensor *x = node->src[0], *pe = node->src[1], *w = mark.flags & sdsage::ROPE_NORM ? node->src[2] : nullptr;
+    const int64_t head_dim = mark.head_dim, c = w ? w->ne[0] : x->ne[0] * x->ne[1], tokens = pe->ne[3];
+    for (int64_t row = ith; row < ggml_nelements(x) / c; row += nth) {
+        const int64_t batch = row / tokens, token = row % tokens;
+        const float *in = floats(x) + row * c, *p = floats(pe) + token * head_dim * 2;
+        double squares = 0;
+        for (int64_t i = 0; i < c; i++) {
+            squares += double(in[i]) * in[i] / c;
+        }
+        const double factor = w ? 1 / std::sqrt(squares + mark.eps) : 1;
+        const auto value    = [&](int64_t i) { return static_cast<float>(in[i] * factor * (w ? floats(w)[i] : 1.f)); };
+        for (int64_t i = 0; i < c; i += 2) {
+            const int64_t head = i / head_dim, channel = i % head_dim;
+            const float *q = p + channel * 2, even = value(i), odd = value(i + 1);
+            const int64_t at = batch * tokens * c + (head * tokens + token) * head_dim + channel;
+            put(node, at, even * q[0] + odd * (fault == 3 ? -q[1] : q[1]));
+            put(node, at + 1, even * q[2] + odd * q[3]);
+        }
+    }
+}
+
+void count(const std::string & what) {
+    std::lock_guard<std::mutex> hold(counting);
+    counts[what]++;
+}
+
+// One output channel after the other; inputs rounded to F16.
+void convolution(ggml_tensor * node, const sdsage::ConvMark & mark, int ith, int nth) {
+    const ggml_tensor *x = node->src[0], *weight = node->src[1];
+    const bool bias          = mark.flags & sdsage::CONV_BIAS;
+    const ggml_tensor * past = mark.flags & sdsage::CONV_CACHE ? node->src[2 + bias] : nullptr;
+    const int in_frame = mark.flags & sdsage::CONV_PICTURES_IN ? 3 : 2, out_frame = mark.flags & sdsage::CONV_PICTURES_OUT ? 3 : 2;
+    const int64_t kw = weight->ne[0], kh = weight->ne[1], kd = in_frame == 3 ? 1 : weight->ne[2], cached = past ? past->ne[2] : 0;
+    const auto * w   = static_cast<const ggml_fp16_t *>(weight->data);
+    const auto value = [&](int64_t c, int64_t d, int64_t row, int64_t column) {
+        const ggml_tensor * from = d < cached ? past : x;
+        d -= d < cached ? 0 : cached;
+        const bool inside = d >= 0 && d < from->ne[in_frame] && row >= 0 && row < from->ne[1] * mark.upscale && column >= 0 &&
+                            column < from->ne[0] * mark.upscale;
+        if (!inside) {
+            return 0.f;
+        }
+        const char * at = static_cast<const char *>(from->data) + c * from->nb[5 - in_frame] + d * from->nb[in_frame] +
+                          row / mark.upscale * from->nb[1] + column / mark.upscale * from->nb[0];
+        return ggml_fp16_to_fp32(ggml_fp32_to_fp16(*reinterpret_cast<const float *>(at)));
+    };
+    for (int64_t o = ith; o < node->ne[5 - out_frame]; o += nth) {
+        for (int64_t d = 0; d < node->ne[out_frame]; d++) {
+            for (int64_t row = 0; row < node->ne[1]; row++) {
+                for (int64_t column = 0; column < node->ne[0]; column++) {
+                    double sum = bias && fault != 4 ? floats(node->src[2])[o] : 0.f;
+                    for (int64_t i = 0; i < mark.ic * kd * kh * kw; i++) {
+                        const int64_t c = i / (kd * kh * kw), z = i / (kh * kw) % kd, y = i / kw % kh;
+                        const float in = value(c, d * mark.stride[2] + z - mark.before[2], row * mark.stride[1] + y - mark.before[1],
+                                               column * mark.stride[0] + i % kw - mark.before[0]);
+                        sum += double(in) * ggml_fp16_to_fp32(w[o * mark.ic * kd * kh * kw + i]);
+                    }
+                    char * out = static_cast<char *>(node->data) + o * node->nb[5 - out_frame] + d * node->nb[out_frame];
+                    *reinterpret_cast<float *>(out + row * node->nb[1] + column * node->nb[0]) = static_cast<float>(sum);
+                }
+            }
+        }
+    }
+}
+
+void channel_norm(ggml_tensor * node, const sdsage::ChannelNormMark & mark, int ith, int nth) {
+    const int64_t pixels = node->ne[0] * node->ne[1] * node->ne[2], channels = node->ne[3];
+    const float *x = floats(node->src[0]), *gamma = floats(node->src[1]);
+    for (int64_t i = ith; i < pixels; i += nth) {
+        double squares = 0;
+        for (int64_t c = 0; c < channels; c++) {
+            squares += double(x[c * pixels + i]) * x[c * pixels + i] / channels;
+        }
+        for (int64_t c = 0; c < channels; c++) {
+            const double y = x[c * pixels + i] / std::sqrt(squares + mark.eps) * gamma[c];
+            put(node, c * pixels + i, static_cast<float>(mark.silu ? y / (1 + std::exp(-y)) : y));
+        }
+    }
+}
+
+void compute(ggml_tensor * node, int ith, int nth, void *) {
+    sdsage::ConvMark conv;
+    sdsage::ChannelNormMark channels;
+    if (sdsage::read_conv(node, &conv)) {
+        if (ith == 0) {
+            count(std::string("convolution") + (conv.flags & sdsage::CONV_CACHE ? " with frames before" : "") +
+                  (conv.upscale == 2 ? " of an enlarged picture" : ""));
+        }
+        return convolution(node, conv, ith, nth);
+    }
+    if (sdsage::read_channel_norm(node, &channels)) {
+        if (ith == 0) {
+            count(channels.silu ? "norm over channels, SiLU" : "norm over channels");
+        }
+        return channel_norm(node, channels, ith, nth);
+    }
+    LeverMark mark;
+    GGML_ASSERT(sdsage::read_lever(node, &mark));
+    if (ith == 0) {
+        static const char * const names[] = { "linear", "to_bf16", "norm", "copy", "rope" };
+        std::string name                  = names[static_cast<int>(mark.op)];
+        if (mark.op == LeverOp::linear) {
+            static const char * const parts[] = { " bias", " gelu", " gate", " residual" };
+            for (int i = 0; i < 4; i++) {
+                name += mark.flags >> i & 1 ? parts[i] : "";
+            }
+        }
+        count(name + (node->type == GGML_TYPE_BF16 && mark.op != LeverOp::to_bf16 ? " in BF16" : ""));
+    }
+    switch (mark.op) {
+        case LeverOp::linear:
+            return linear(node, mark, ith, nth);
+        case LeverOp::norm:
+            return norm(node, mark, ith, nth);
+        case LeverOp::rope:
+            return rope(node, mark, ith, nth);
+        case LeverOp::copy:
+            return copy(node, ith, nth);
+        case LeverOp::to_bf16:
+            for (int64_t i = ith; i < ggml_nelements(node); i += nth) {
+                put(node, i, floats(node->src[0])[i]);
+            }
+    }
+}
+
+bool prefers_linear(int, int64_t tokens) { return tokens >= 2; }
+
+bool can_convert(ggml_type type) { return ggml_get_type_traits(type)->to_float != nullptr; }
+
+bool supports(int, const ggml_tensor *) { return true; }
+
+const sdsage::LeverBackend on_cpu = { prefers_linear, can_convert, supports };
+
+}  // namespace
+
+extern "C" {
+
+void sdsage_test_levers_cpu(bool on, int which_fault) {
+    fault = which_fault;
+    sdsage::set_cpu_levers(on ? &on_cpu : nullptr, on ? compute : nullptr);
+}
+
+const char * sdsage_test_levers(void) {
+    static std::string text;
+    text.clear();
+    for (const auto & [what, count] : counts) {
+        text += what + ": " + std::to_string(count) + "\n";
+    }
+    counts.clear();
+    return text.c_str();
+}
+
+}  // extern "C"

@@ -1,0 +1,55 @@
+"""levers_worker.py MODEL LEVERS...: runs jobs with the engine's levers on the CPU and prints what came out as JSON.
+
+In place of levers the name of a fault makes all of them work, one of them wrongly.
+
+For test_levers.py; it needs the test library (SDSAGE_LIB_DIR).
+A process of its own, because a process loads one libsdsage.
+"""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+from conftest import ctx_params, small_image, small_video
+from sage_worker import files, psnr
+
+import sdsage
+from sdsage._ffi import lib, text
+
+FAULTS = {"no bias": 1, "no shift": 2, "turned the other way": 3, "no bias in convolutions": 4}
+Run = tuple[Any, Any, dict[str, int]]
+
+
+def run(model: str, levers: str | None, on: bool = True, fault: int = 0, latents: Any = None) -> Run:
+    """Latents of one job, frames decoded from `latents` (or its own), and what the levers computed how often."""
+    lib.sdsage_test_levers_cpu(on, fault)
+    lib.sdsage_test_levers()
+    with sdsage.Context(ctx_params(files(model), engine_levers=levers)) as context:
+        if model == "tiny":
+            result = context.generate_video(small_video(), keep_latents=True)
+        else:
+            result = context.generate_image(small_image(), keep_latents=True)
+        lines = text(lib.sdsage_test_levers()).splitlines()
+        frames = context.decode(result.latents[0] if latents is None else latents)
+    return result.latents[0], frames, {line.split(": ")[0]: int(line.split(": ")[1]) for line in lines}
+
+
+def main() -> None:
+    model, *names = sys.argv[1:]
+    plain, decoded, _ = run(model, "none", on=False)
+    found: dict[str, Any] = {}
+    for name in names:
+        levers, fault = ("default", FAULTS[name]) if name in FAULTS else (name, 0)
+        latents, frames, counts = run(model, levers, fault=fault, latents=plain)
+        found[name] = {
+            "latents": psnr(latents, plain),
+            "frames": psnr(frames.astype(np.float64), decoded.astype(np.float64)),
+            "same": bool((latents == plain).all() and (frames == decoded).all()),
+            "counts": counts,
+        }
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

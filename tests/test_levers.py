@@ -1,0 +1,136 @@
+"""What the engine computes by code of ours on CUDA, here on the CPU: graphs and counts are those of a GPU."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BUILD, PACKAGE, ctx_params, small_video
+
+import sdsage
+from sdsage._bounds import LEVERS, lever_problem
+from sdsage._library import sd_cli_path
+
+HERE = Path(__file__).parent
+# Tiny Wan: 2 blocks, 2 steps an expert, 2 forwards a step with guidance.
+FORWARDS = 8
+BLOCKS = 2 * FORWARDS
+WRONG = ("no bias", "no shift", "turned the other way", "no bias in convolutions")
+
+
+@cache
+def found_of(model: str, *names: str) -> Any:
+    """What tests/levers_worker.py found."""
+    path = os.pathsep.join([str(HERE), *sys.path])
+    env = {**os.environ, "SDSAGE_LIB_DIR": str(BUILD / "test-lib"), "PYTHONPATH": path}
+    command = [sys.executable, str(HERE / "levers_worker.py"), model, *names]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def wan() -> Any:
+    return found_of("tiny", "none", "default", *LEVERS, *WRONG)
+
+
+def test_none_is_the_engine_without_them(wan: Any) -> None:
+    assert wan["none"]["same"]
+    assert wan["none"]["counts"] == {}
+
+
+def test_each_lever_does_its_own_part(wan: Any) -> None:
+    parts = {name: set(wan[name]["counts"]) for name in LEVERS}
+    assert all("norm over" in p or "convolution" in p or p == "copy" for p in parts["vae"])
+    assert parts["fuse"] == {"norm", "rope"}
+    assert all(p.startswith("linear") or p == "to_bf16" for p in parts["linear"])
+
+
+def test_what_is_found_in_a_block(wan: Any) -> None:
+    counts = wan["default"]["counts"]
+    assert counts["rope"] == 2 * BLOCKS  # of q and of k
+    assert counts["norm in BF16"] == 3 * BLOCKS + FORWARDS  # and the head's
+    assert counts["linear bias gate residual"] == 2 * BLOCKS  # after attention, and the second one of the feed-forward
+    assert counts["linear bias residual"] == BLOCKS  # after cross-attention
+    assert (
+        counts["linear bias gelu in BF16"] == BLOCKS + FORWARDS
+    )  # the first one of the feed-forward, and the prompt's
+    assert counts["linear bias"] == 6 * BLOCKS + FORWARDS  # q, k and v, twice; the head
+
+
+def test_every_convolution_of_the_vae_is_found(wan: Any) -> None:
+    """Those of three chunks: the first knows no frames before it."""
+    counts = wan["vae"]["counts"]
+    convolutions = {what: n for what, n in counts.items() if what.startswith("convolution")}
+    assert set(convolutions) == {"convolution", "convolution with frames before", "convolution of an enlarged picture"}
+    assert counts["norm over channels, SiLU"] > 40
+
+
+def test_what_rounding_explains(wan: Any) -> None:
+    """BF16 rounds by up to 2^-9, weights and what they multiply: a product of many such terms is 2^-9 off, 54 dB, and
+    40 of them in a row, with guidance 3.5 that trebles what differs, some 40 dB. The CPU's own products round what they
+    multiply to 8 bits, so that they too differ where a norm differs in its last bit."""
+    for name in ("default", *LEVERS):
+        assert wan[name]["latents"] > 40, name
+    assert wan["vae"]["frames"] > 60  # F16 on both sides, in another order
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_lever_is_seen(wan: Any, fault: str) -> None:
+    """The limits above would tell."""
+    assert wan[fault]["latents"] < 40 or wan[fault]["frames"] < 60
+
+
+def test_flux() -> None:
+    """Joint attention, modulation without timesteps of its own per frame, and the decoder of TAESD."""
+    run = found_of("tiny-flux", "default")["default"]
+    assert run["latents"] > 50
+    assert run["frames"] > 55
+    assert {"norm in BF16", "rope", "linear bias gate residual", "convolution"} <= set(run["counts"])
+
+
+def test_the_rotary_table_is_made_once(preset_files: Any) -> None:
+    """The same jobs one after another and each in a context of its own agree, also where the size changes between."""
+    jobs = [small_video(), small_video(width=48), small_video()]
+    with sdsage.Context(ctx_params(preset_files("tiny"))) as context:
+        together = [context.generate_video(job).frames for job in jobs]
+    for job, frames in zip(jobs[:2], together, strict=False):
+        with sdsage.Context(ctx_params(preset_files("tiny"))) as context:
+            assert (context.generate_video(job).frames == frames).all()
+    assert (together[0] == together[2]).all()
+
+
+@pytest.mark.parametrize("levers", ["", "linear", "linear,fuse,vae", "default", "none"])
+def test_what_the_field_takes(levers: str) -> None:
+    assert lever_problem(levers) == ""
+
+
+@pytest.mark.parametrize("levers", ["fast", "linear,", "linear fuse", "none,vae", "default,linear"])
+def test_a_wrong_name_is_refused_before_any_file(levers: str) -> None:
+    params = sdsage.SdCtxParams(diffusion_model_path="/no/such/file.gguf", engine_levers=levers)
+    with pytest.raises(
+        sdsage.BadRequest, match=re.escape(repr(levers)) + ".*default, none, or some of linear, fuse, vae"
+    ):
+        sdsage.Context(params)
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    command = ["vid-gen", "--preset", "tiny", "-p", "a cat", "--engine-levers", "fast", "-o", str(tmp_path / "a.mp4")]
+    env = {**os.environ, "PYTHONPATH": PACKAGE}
+    done = subprocess.run([sys.executable, "-m", "sdsage", *command], env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--engine-levers 'fast' can't be used, there is no lever 'fast'" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_native_program_refuses_too(preset_files: Any) -> None:
+    model = preset_files("tiny-flux")
+    command = [sd_cli_path(), "--diffusion-model", model["diffusion_model"], "-p", "a cat", "--engine-levers", "fast"]
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "there is no lever 'fast'" in done.stdout + done.stderr
