@@ -33,9 +33,9 @@ def commands(folder: Path) -> dict[str, list[str]]:
     """Command lines by name; the video jobs write the same animated WebP, one more writes sdsage's MP4."""
     python = sys.executable
     options: list[str] = []
-    for name, value in presets.load("tiny").options.items():
+    for name, value in presets.load("tiny-random").options.items():
         options += [f"--{name.replace('_', '-')}", str(value)]
-    video = [python, "-P", "-m", "sdsage", "vid-gen", "--preset", "tiny", *JOB, "--overwrite", "-q", "-o"]
+    video = [python, "-P", "-m", "sdsage", "vid-gen", "--preset", "tiny-random", *JOB, "--overwrite", "-q", "-o"]
     return {
         "python -c pass": [python, "-c", "pass"],
         "sd-cli": [sdsage.build_info()["sd_cli"], "-M", "vid_gen", *options, *JOB, "-o", str(folder / "a.webp")],
@@ -102,7 +102,7 @@ def measure(rounds: int) -> dict[str, Any]:
             **{name: version(name) for name in ("numpy", "pillow", "typer", "cffi", "av")},
         },
         "build": {key: value for key, value in sdsage.build_info().items() if key not in ("sd_cli", "library")},
-        "job": ["--preset", "tiny", *JOB],
+        "job": ["--preset", "tiny-random", *JOB],
         "rounds": rounds,
         "median_wall_seconds": wall,
         "median_processor_seconds": processor,

@@ -37,7 +37,7 @@ with sdsage.Context(params(), isolated=sys.argv[3] == "isolated"):
 def params() -> Any:
     """The tiny Wan2.2 with both experts, on one thread."""
     made = sdsage.SdCtxParams(n_threads=1)
-    options = presets.load("tiny").options
+    options = presets.load("tiny-random").options
     names = {"diffusion_model", "high_noise_diffusion_model", "vae", "t5xxl"}
     for name in names:
         setattr(made, f"{name}_path", options[name])
@@ -46,7 +46,7 @@ def params() -> Any:
 
 def job() -> Any:
     """The preset's own size and steps."""
-    options = presets.load("tiny").options
+    options = presets.load("tiny-random").options
     made = sdsage.SdVidGenParams(prompt="a lovely cat", seed=42)
     made.width, made.height, made.video_frames = options["width"], options["height"], options["video_frames"]
     made.sample_params.sample_steps = 4

@@ -24,7 +24,9 @@ def ask(function: str, *args: Any) -> Any:
 def files() -> dict[str, str]:
     from pathlib import Path
 
-    return {k: str(v) for k, v in presets.load("tiny").options.items() if isinstance(v, str) and Path(v).is_file()}
+    return {
+        k: str(v) for k, v in presets.load("tiny-random").options.items() if isinstance(v, str) and Path(v).is_file()
+    }
 
 
 def generation() -> dict[str, Any]:

@@ -11,7 +11,14 @@ from worker_tools import LONG, sdsage_command
 # The smallest job that goes through every stage: 64x64, one frame, one step.
 DEFAULTS: dict[str, Any] = {"mode": "img-gen", "preset": "tiny-flux", "prompt": "a cat", "threads": 1}
 DEFAULTS |= {"width": 64, "height": 64, "steps": 1}
-VIDEO = {**DEFAULTS, "mode": "vid-gen", "preset": "tiny", "high_noise_steps": 1, "video_frames": 1, "cfg_scale": 1}
+VIDEO = {
+    **DEFAULTS,
+    "mode": "vid-gen",
+    "preset": "tiny-random",
+    "high_noise_steps": 1,
+    "video_frames": 1,
+    "cfg_scale": 1,
+}
 
 
 def write_jobs(path: str | Path, entries: list[dict[str, Any]], defaults: dict[str, Any] = DEFAULTS) -> str:

@@ -128,7 +128,7 @@ def video_context(preset_files: Any) -> Iterator[Any]:
     """The tiny Wan with both experts."""
     import sdsage
 
-    with sdsage.Context(ctx_params(preset_files("tiny"))) as ctx:
+    with sdsage.Context(ctx_params(preset_files("tiny-random"))) as ctx:
         yield ctx
 
 

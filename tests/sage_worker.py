@@ -107,7 +107,7 @@ def broken() -> str:
 
 
 DECODED: list[np.ndarray] = []  # the latents of the first run, which every context decodes
-MODELS = {"wan": files("tiny"), "flux": files("tiny-flux")}
+MODELS = {"wan": files("tiny-random"), "flux": files("tiny-flux")}
 
 
 def main() -> None:

@@ -81,14 +81,14 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_files(case: str, preset_files: Any, tmp_path: Path) -> None:
-    files, words = bad_files(preset_files("tiny"), tmp_path)[case]
+    files, words = bad_files(preset_files("tiny-random"), tmp_path)[case]
     with pytest.raises(ModelError, match=words) as caught:
         sdsage.Context(ctx_params(files))
     assert caught.value.exit_code == 2
 
 
 def test_a_48_channel_vae_with_a_16_channel_model(preset_files: Any) -> None:
-    files = {**preset_files("tiny"), "vae": preset_files("tiny-ti2v")["vae"]}
+    files = {**preset_files("tiny-random"), "vae": preset_files("tiny-ti2v")["vae"]}
     with pytest.raises(
         ModelError, match=r"--vae '.*wan22-vae.safetensors' does not fit Wan 2.x: tensor .* the model needs"
     ):
@@ -96,7 +96,7 @@ def test_a_48_channel_vae_with_a_16_channel_model(preset_files: Any) -> None:
 
 
 def test_after_an_error_the_next_context_works(preset_files: Any) -> None:
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     with pytest.raises(ModelError):
         sdsage.Context(ctx_params({**files, "vae": files["t5xxl"]}))
     with sdsage.Context(ctx_params(files)) as ctx:
@@ -110,7 +110,7 @@ from pathlib import Path
 from conftest import ctx_params
 import sdsage
 from sdsage import presets
-files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+files = {k: v for k, v in presets.load("tiny-random").options.items() if str(v).endswith((".gguf", ".safetensors"))}
 target, key = Path(sys.argv[2]), sys.argv[3]
 data = Path(files[key]).read_bytes()
 header = 60_000
@@ -216,9 +216,9 @@ def test_spectrum_settings(name: str, value: float, flux_context: Any) -> None:
 @pytest.mark.parametrize("kind", ["i8", "q8_1", "f64"])
 def test_types_that_hold_no_weights(kind: str, preset_files: Any, tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=f"{kind} can't hold weights; choose f32"):
-        sdsage.Context(ctx_params(preset_files("tiny"), wtype=kind))
+        sdsage.Context(ctx_params(preset_files("tiny-random"), wtype=kind))
     with pytest.raises(BadRequest, match=f"{kind} can't hold weights"):
-        sdsage.convert(preset_files("tiny")["vae"], tmp_path / "out.gguf", type=kind)
+        sdsage.convert(preset_files("tiny-random")["vae"], tmp_path / "out.gguf", type=kind)
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 2, 8, 8), (1, 16, 0, 8, 8), (1, 16, 8, 8), (16, 2, 8, 8)])
@@ -236,7 +236,7 @@ def test_grey_pictures_where_colour_is_needed(flux_context: Any) -> None:
 
 def test_too_many_threads(preset_files: Any) -> None:
     with pytest.raises(BadRequest, match="n_threads is 100000: at most 1024"):
-        sdsage.Context(ctx_params(preset_files("tiny"), n_threads=100_000))
+        sdsage.Context(ctx_params(preset_files("tiny-random"), n_threads=100_000))
 
 
 def test_a_video_model_makes_no_images(video_context: Any) -> None:
@@ -255,7 +255,7 @@ def test_bad_image_jobs(flux_context: Any) -> None:
 
 def test_an_image_model_without_its_encoder_is_refused_before_the_engine_aborts(preset_files: Any) -> None:
     with (
-        sdsage.Context(ctx_params(preset_files("tiny-i2v"))) as ctx,
+        sdsage.Context(ctx_params(preset_files("tiny-random-i2v"))) as ctx,
         pytest.raises(BadRequest, match="this model needs the VAE's encoder"),
     ):
         ctx.generate_video(small_video())
@@ -264,7 +264,7 @@ def test_an_image_model_without_its_encoder_is_refused_before_the_engine_aborts(
 def test_loras(video_context: Any, preset_files: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"loras names .*none.safetensors, which does not exist"):
         video_context.generate_video(small_video(loras=[sdsage.SdLora(str(tmp_path / "none.safetensors"))]))
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     with sdsage.Context(ctx_params(tiny_without(files, "high_noise_diffusion_model"))) as ctx:
         job = small_video(loras=[sdsage.SdLora(files["vae"], is_high_noise=True)])
         job.high_noise_sample_params.sample_steps = -1
@@ -307,7 +307,7 @@ def test_paths_with_spaces_and_other_scripts(preset_files: Any, tmp_path: Path) 
     folder = tmp_path / "модели и 模型 🐱"
     folder.mkdir()
     files = {}
-    for option, path in preset_files("tiny").items():
+    for option, path in preset_files("tiny-random").items():
         files[option] = str(folder / Path(path).name)
         Path(files[option]).symlink_to(path)
     with sdsage.Context(ctx_params(files)) as ctx:
@@ -315,7 +315,7 @@ def test_paths_with_spaces_and_other_scripts(preset_files: Any, tmp_path: Path) 
 
 
 def test_convert_errors_write_nothing(preset_files: Any, tmp_path: Path) -> None:
-    vae = preset_files("tiny")["vae"]
+    vae = preset_files("tiny-random")["vae"]
     existing = tmp_path / "there.gguf"
     existing.write_bytes(b"keep me")
     cases: list[tuple[str, Path, type[Exception], str]] = [
@@ -335,7 +335,7 @@ def test_converting_a_damaged_file_fails(preset_files: Any, tmp_path: Path) -> N
     """No tensors, or tensors beyond the end of the file: nothing is written."""
     hollow, cut = tmp_path / "hollow.gguf", tmp_path / "cut.gguf"
     hollow.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
-    cut.write_bytes(Path(preset_files("tiny")["diffusion_model"]).read_bytes()[:1_000_000])
+    cut.write_bytes(Path(preset_files("tiny-random")["diffusion_model"]).read_bytes()[:1_000_000])
     for source, words in ((hollow, "holds no tensors"), (cut, "truncated|can't be read|failed")):
         with pytest.raises(sdsage.SdsageError, match=words):
             sdsage.convert(source, tmp_path / "out.gguf")
@@ -344,7 +344,7 @@ def test_converting_a_damaged_file_fails(preset_files: Any, tmp_path: Path) -> N
 
 def test_convert_round_trip(preset_files: Any, video_context: Any, tmp_path: Path) -> None:
     """A model converted to F16 GGUF and loaded again is the same model."""
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     target = sdsage.convert(files["vae"], tmp_path / "vae.gguf", type="f16")
     assert target.read_bytes()[:4] == b"GGUF"
     assert [p.name for p in tmp_path.iterdir()] == ["vae.gguf"]
@@ -354,6 +354,6 @@ def test_convert_round_trip(preset_files: Any, video_context: Any, tmp_path: Pat
 
 def test_an_upscaler_that_is_none(preset_files: Any) -> None:
     with pytest.raises(ModelError, match="not an upscaler"):
-        sdsage.Upscaler(preset_files("tiny")["vae"])
+        sdsage.Upscaler(preset_files("tiny-random")["vae"])
     with pytest.raises(ModelError, match="does not exist"):
         sdsage.Upscaler("/nonexistent.gguf")

@@ -21,9 +21,9 @@ HIGH = "high_noise_diffusion_model"
 @pytest.mark.parametrize(
     ("preset", "other", "option", "words"),
     [
-        ("tiny", "tiny-i2v", HIGH, "the first has 16 input channels, the second 36"),
-        ("tiny", "tiny-ti2v", "diffusion_model", "the first has 16 input channels, the second 48"),
-        ("tiny-i2v", "tiny", HIGH, "the first has 36 input channels, the second 16"),
+        ("tiny-random", "tiny-random-i2v", HIGH, "the first has 16 input channels, the second 36"),
+        ("tiny-random", "tiny-ti2v", "diffusion_model", "the first has 16 input channels, the second 48"),
+        ("tiny-random-i2v", "tiny-random", HIGH, "the first has 36 input channels, the second 16"),
     ],
 )
 def test_experts_of_two_models(preset: str, other: str, option: str, words: str, preset_files: Any) -> None:
@@ -36,7 +36,7 @@ def test_experts_of_two_models(preset: str, other: str, option: str, words: str,
 
 
 def test_a_text_encoder_of_another_width(preset_files: Any) -> None:
-    files = {**preset_files("tiny-flux"), "t5xxl": preset_files("tiny")["t5xxl"]}
+    files = {**preset_files("tiny-flux"), "t5xxl": preset_files("tiny-random")["t5xxl"]}
     with pytest.raises(ModelError, match=r"text features are 64 wide, the model takes 4096") as caught:
         sdsage.Context(ctx_params(files))
     assert f"--t5xxl '{files['t5xxl']}'" in str(caught.value)
@@ -60,7 +60,7 @@ sys.path.insert(0, sys.argv[1])
 from conftest import ctx_params
 import sdsage
 from sdsage import presets
-files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+files = {k: v for k, v in presets.load("tiny-random").options.items() if str(v).endswith((".gguf", ".safetensors"))}
 try:
     sdsage.Context(ctx_params({**files, "diffusion_model": sys.argv[2]}))
 except sdsage.ModelError as error:
@@ -85,7 +85,7 @@ except sdsage.SdsageError as error:
 )
 def test_unknown_weight_types(program: str, number: int, preset_files: Any, tmp_path: Path) -> None:
     """In a process of its own: a crash would be seen."""
-    file = retyped(preset_files("tiny")["diffusion_model"], tmp_path / "odd.gguf", number)
+    file = retyped(preset_files("tiny-random")["diffusion_model"], tmp_path / "odd.gguf", number)
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, ROOT / "tests", file], capture_output=True, text=True, cwd=ROOT
     )
@@ -115,7 +115,7 @@ def attention_lora(path: Path, width: int) -> str:
 @pytest.mark.parametrize(("mode", "wtype"), [("at_runtime", "COUNT"), ("immediately", "f16")])
 def test_loras_fit_or_fail(mode: str, wtype: str, preset_files: Any, tmp_path: Path) -> None:
     """Also after an error the context makes the same video as before, and a LoRA for one part alone is right."""
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     unfit = "wide.safetensors' does not fit this model: tensor .* is .5120,"
     bad = {
         files["t5xxl"]: "umt5.gguf' fits no tensor of this Wan 2.x model",
@@ -142,7 +142,7 @@ def test_what_only_float_weights_can_take(preset_files: Any, tmp_path: Path) -> 
     low_rank = attention_lora(tmp_path / "low-rank.safetensors", 256)
     difference = lora_file(tmp_path / "diff.safetensors", {"diffusion_model.blocks.0.self_attn.q.diff": (256, 256)})
     for mode, paths in (("immediately", (low_rank, difference)), ("at_runtime", (difference,))):
-        with sdsage.Context(ctx_params(preset_files("tiny"), lora_apply_mode=mode)) as ctx:
+        with sdsage.Context(ctx_params(preset_files("tiny-random"), lora_apply_mode=mode)) as ctx:
             for path in paths:
                 with pytest.raises(BadRequest, match="would be added to a weight of type q8_0"):
                     ctx.generate_video(small_video(loras=[sdsage.SdLora(path)]))
@@ -157,14 +157,14 @@ def test_unused_lora_tensors_print_nothing(
         f"{name.format(block)}.{part}": shape for block in (0, 999) for part, shape in shapes.items()
     }
     lora = sdsage.SdLora(lora_file(tmp_path / "more.safetensors", tensors))
-    with sdsage.Context(ctx_params(preset_files("tiny"), lora_apply_mode="at_runtime")) as ctx:
+    with sdsage.Context(ctx_params(preset_files("tiny-random"), lora_apply_mode="at_runtime")) as ctx:
         ctx.generate_video(small_video(loras=[lora]))
     assert capfd.readouterr().out == ""
 
 
 @pytest.mark.parametrize("rules", ["(=f16", "(?i)vae=f16"])
 def test_rules_that_are_no_regular_expressions(rules: str, preset_files: Any, tmp_path: Path) -> None:
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     words = "--tensor-type-rules: .* is not a regular expression"
     with pytest.raises(ModelError, match=words):
         sdsage.Context(ctx_params(files, tensor_type_rules=rules))
@@ -176,7 +176,7 @@ def test_rules_that_are_no_regular_expressions(rules: str, preset_files: Any, tm
 @pytest.mark.parametrize("rules", ["^vae=q9", "vae", "^vae=f16,model=q8_1"])
 def test_rules_with_a_type_that_there_is_not(rules: str, preset_files: Any, tmp_path: Path) -> None:
     """Upstream would leave the rule out and go on."""
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     words = rf"--tensor-type-rules: '{re.escape(rules.split(',')[-1])}' can't be used: it takes PATTERN=TYPE"
     with pytest.raises(ModelError, match=words):
         sdsage.Context(ctx_params(files, tensor_type_rules=rules))
@@ -197,7 +197,7 @@ def test_embeddings_fit_or_fail(preset_files: Any, tmp_path: Path) -> None:
     good = lora_file(tmp_path / "good.safetensors", {"emb_params": (3, width)})
     bad = {
         files["taesd"]: "holds a tensor .* it is another kind of file",
-        preset_files("tiny")["t5xxl"]: "holds a tensor .* it is another kind of file",
+        preset_files("tiny-random")["t5xxl"]: "holds a tensor .* it is another kind of file",
         lora_file(tmp_path / "wide.safetensors", {"emb_params": (3, width + 32)}): "was made for another text encoder",
         lora_file(
             tmp_path / "long.safetensors", {"emb_params": (78, width)}
@@ -210,7 +210,7 @@ def test_embeddings_fit_or_fail(preset_files: Any, tmp_path: Path) -> None:
     with sdsage.Context(embedding(files, good)) as ctx:
         assert ctx.supports_image
     with pytest.raises(ModelError, match="this model has no CLIP text encoder"):
-        sdsage.Context(embedding(preset_files("tiny"), good))
+        sdsage.Context(embedding(preset_files("tiny-random"), good))
 
 
 @pytest.mark.parametrize(
@@ -238,9 +238,9 @@ def test_other_files_in_the_slots_of_pictures(field: str, words: str, preset_fil
 def test_a_vae_beside_a_tiny_autoencoder_is_looked_at_and_said(preset_files: Any) -> None:
     """The engine decodes with one of the two."""
     files, heard = preset_files("tiny-flux"), []
-    vae = preset_files("tiny")["vae"]
+    vae = preset_files("tiny-random")["vae"]
     with sdsage.Context(ctx_params(files, vae_path=vae), on_log=lambda level, line: heard.append(line)) as ctx:
         assert ctx.supports_image
     assert any(f"--vae '{vae}' has no effect beside --taesd" in line for line in heard)
     with pytest.raises(ModelError, match=r"--vae '.*' holds nothing that a VAE for Flux needs: it is another kind"):
-        sdsage.Context(ctx_params(files, vae_path=preset_files("tiny")["t5xxl"]))
+        sdsage.Context(ctx_params(files, vae_path=preset_files("tiny-random")["t5xxl"]))

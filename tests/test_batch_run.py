@@ -57,7 +57,7 @@ def test_two_models_two_loads_and_the_bytes_of_single_runs() -> None:
     for command, output in (
         (["img-gen", "--preset", "tiny-flux", *small, "-s", "1"], "1.png"),
         (["img-gen", "--preset", "tiny-flux", *small, "-p", "a dog", "-s", "3"], "3.png"),
-        (["vid-gen", "--preset", "tiny", *small, "-s", "2", "--high-noise-steps", "1", "--video-frames", "1",
+        (["vid-gen", "--preset", "tiny-random", *small, "-s", "2", "--high-noise-steps", "1", "--video-frames", "1",
           "--cfg-scale", "1"], "2.png"),
     ):  # fmt: skip
         with sdsage_command(*command, "-o", output) as process:
@@ -378,7 +378,7 @@ def test_a_second_batch_on_the_folder_says_who_is_there() -> None:
         assert (worker["job"], worker["output"]) == (1, "out/1.png")
         shown = batch("status", "out").stdout
         assert f"process {process.pid}" in shown
-        assert "cpu: job 1, out/1.png, tiny" in shown
+        assert "cpu: job 1, out/1.png, tiny-random" in shown
         process.kill()
         process.communicate()
     batch("other.jsonl")

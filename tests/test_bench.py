@@ -194,7 +194,7 @@ def test_a_plot_without_its_extra(monkeypatch: pytest.MonkeyPatch, folder: Path)
         (["bench", "attn", "--device", "tpu"], "there is no device 'tpu' here"),
         (["bench", "gen"], "no model was given: give --model FILE"),
         (["bench", "gen", "--random", "huge"], "--random huge can't be used: allowed is one of tiny, tiny-flux"),
-        ([*TINY, "--preset", "tiny"], "--random tiny brings its own model: leave out --preset"),
+        ([*TINY, "--preset", "tiny-random"], "--random tiny brings its own model: leave out --preset"),
         ([*TINY, "--mode", "convert"], "--mode convert can't be measured: it takes vid_gen or img_gen"),
         ([*TINY, "--vae", "missing.safetensors"], "missing.safetensors does not exist"),
         ([*TINY, "--device", "tpu"], "there is no device 'tpu' here"),

@@ -24,7 +24,7 @@ from sdsage._answers import Answer, AnswerFile
 from sdsage.cli import keeping
 from sdsage.errors import BadRequest, ResumeError, SdsageError
 
-VIDEO = ["vid-gen", "--preset", "tiny", "-W", "32", "-H", "32", "--video-frames", "5", "-t", "1", "-p", "a cat"]
+VIDEO = ["vid-gen", "--preset", "tiny-random", "-W", "32", "-H", "32", "--video-frames", "5", "-t", "1", "-p", "a cat"]
 PICTURES = ["img-gen", "--preset", "tiny-flux", "-W", "32", "-H", "32", "-t", "1", "-p", "a cat", "-b", "2"]
 
 
@@ -160,7 +160,7 @@ def test_an_early_cancel_leaves_nothing_and_a_late_one_its_work(
 
 
 def test_what_became_nan_is_not_kept(preset_files: Any, tmp_path: Path) -> None:
-    files, path = preset_files("tiny"), tmp_path / "kept"
+    files, path = preset_files("tiny-random"), tmp_path / "kept"
     data = bytearray(Path(files["diffusion_model"]).read_bytes())
     data[-256:] = np.full(64, np.nan, np.float32).tobytes()  # head.head.bias is the last tensor, F32
     broken = tmp_path / "nan.gguf"
@@ -178,7 +178,9 @@ def test_what_became_nan_is_not_kept(preset_files: Any, tmp_path: Path) -> None:
 def test_a_full_disk_does_not_end_the_run(preset_files: Any, tmp_path: Path) -> None:
     said: list[str] = []
     path = tmp_path / "kept"
-    with sdsage.Context(ctx_params(preset_files("tiny")), on_log=lambda level, line: said.append(line)) as context:
+    with sdsage.Context(
+        ctx_params(preset_files("tiny-random")), on_log=lambda level, line: said.append(line)
+    ) as context:
         whole = context.generate_video(video("euler"))
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000, hard))
@@ -241,7 +243,7 @@ def test_pictures_are_told_apart_and_decide_on_tiles() -> None:
 
 
 def test_another_model_file_is_noticed(preset_files: Any, tmp_path: Path) -> None:
-    files, path = preset_files("tiny"), tmp_path / "kept"
+    files, path = preset_files("tiny-random"), tmp_path / "kept"
     own = tmp_path / "other-name.gguf"
     shutil.copy(files["diffusion_model"], own)
     with sdsage.Context(ctx_params(files)) as context, pytest.raises(Stop):

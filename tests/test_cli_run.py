@@ -25,7 +25,7 @@ from sdsage.cli.settings import merge
 from sdsage.errors import GenerationError
 from sdsage.media import read_metadata
 
-VIDEO = ["vid-gen", "--preset", "tiny", "-W", "32", "-H", "32", "--video-frames", "5", "--steps", "1", "-t", "1"]
+VIDEO = ["vid-gen", "--preset", "tiny-random", "-W", "32", "-H", "32", "--video-frames", "5", "--steps", "1", "-t", "1"]
 VIDEO += ["--high-noise-steps", "1", "-p", "a cat"]
 PICTURE = ["img-gen", "--preset", "tiny-flux", "-W", "32", "-H", "32", "--steps", "1", "-t", "1", "-p", "a cat"]
 
@@ -267,7 +267,7 @@ BAD = {
     "unknown sampler": ([*VIDEO, "--sampling-method", "eulr"], "did you mean euler?"),
     "unknown device": ([*VIDEO, "--device", "tpu:0"], "'tpu:0'"),
     "unknown preset": (["vid-gen", "--preset", "tony"], "no preset is called 'tony'"),
-    "preset of the other verb": (["img-gen", "--preset", "tiny"], "--preset tiny is for vid-gen"),
+    "preset of the other verb": (["img-gen", "--preset", "tiny-random"], "--preset tiny-random is for vid-gen"),
     "mode of the other verb": ([*VIDEO, "-M", "img_gen"], "run 'sdsage img-gen'"),
     "unknown mode": ([*VIDEO, "-M", "txt2img"], "it takes one of vid_gen, img_gen, convert, upscale"),
     "lora": ([*VIDEO, "-p", "<lora:no:1>"], "LoRA 'no' of the prompt is not in ."),

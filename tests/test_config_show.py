@@ -18,7 +18,7 @@ from sdsage.cli.settings import merge
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.toml").write_text('preset = "tiny"\nsteps = 7\nfps = 9\nvae_tiling = true\n')
+    (tmp_path / "run.toml").write_text('preset = "tiny-random"\nsteps = 7\nfps = 9\nvae_tiling = true\n')
     return tmp_path
 
 
@@ -32,10 +32,10 @@ def test_sources() -> None:
     assert found["steps"] == (7, "--config run.toml")
     assert found["fps"] == (10, "option")
     assert found["vae_tiling"] == (False, "option")
-    assert found["preset"] == ("tiny", "--config run.toml")
-    assert found["sampling_method"] == ("euler", "--preset tiny")
+    assert found["preset"] == ("tiny-random", "--config run.toml")
+    assert found["sampling_method"] == ("euler", "--preset tiny-random")
     assert found["diffusion_model"][0].endswith("wan-t2v-low.gguf")
-    assert found["diffusion_model"][1] == "--preset tiny"
+    assert found["diffusion_model"][1] == "--preset tiny-random"
     assert found["seed"] == (42, "default")
 
 

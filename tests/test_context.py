@@ -293,7 +293,7 @@ def test_the_engine_asks_for_the_chosen_device(device: str | None, preset_files:
 
 def test_an_unknown_device_names_the_known(preset_files: Any) -> None:
     with pytest.raises(BadRequest, match=r"no device 'cuda:7' here; devices of this build: .*cpu"):
-        sdsage.Context(ctx_params(preset_files("tiny")), device="cuda:7")
+        sdsage.Context(ctx_params(preset_files("tiny-random")), device="cuda:7")
 
 
 def test_latents_are_kept_and_decode_to_the_same_frames(video_context: Any, flux_context: Any) -> None:
@@ -320,7 +320,7 @@ def test_latents_of_another_model_are_refused(video_context: Any) -> None:
 @pytest.mark.parametrize("expert", ["low-noise", "high-noise"])
 def test_latents_that_are_not_finite_stop_with_step_and_expert(expert: str, preset_files: Any, tmp_path: Path) -> None:
     """One weight of one expert is NaN: the job stops at that expert's first step, not after the last."""
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     key = "diffusion_model" if expert == "low-noise" else "high_noise_diffusion_model"
     data = bytearray(Path(files[key]).read_bytes())
     bias = np.full(64, np.nan, np.float32).tobytes()
@@ -394,7 +394,7 @@ def test_sizes_are_adjusted_and_said(video_context: Any) -> None:
 
 def test_what_has_no_effect_is_said(video_context: Any, preset_files: Any) -> None:
     picture = np.zeros((32, 32, 3), np.uint8)
-    with sdsage.Context(ctx_params(preset_files("tiny"), vae_decode_only=False)) as ctx:
+    with sdsage.Context(ctx_params(preset_files("tiny-random"), vae_decode_only=False)) as ctx:
         job = small_video(init_image=picture, control_frames=[picture])
         job.sample_params.guidance.txt_cfg = 1.0
         said = ctx.generate_video(job).adjusted

@@ -24,7 +24,19 @@ from sdsage.errors import BadRequest, ModelError
 from sdsage.media import read_metadata
 
 LIMITED = Path(__file__).parent / "limited"
-VIDEO = ["vid-gen", "--preset", "tiny", "--video-frames", "5", "--steps", "1", "--high-noise-steps", "1", "-t", "1"]
+VIDEO = [
+    "vid-gen",
+    "--preset",
+    "tiny-random",
+    "--video-frames",
+    "5",
+    "--steps",
+    "1",
+    "--high-noise-steps",
+    "1",
+    "-t",
+    "1",
+]
 VIDEO += ["-p", "a cat", "-W", "160", "-H", "160"]
 PICTURES = ["img-gen", "--preset", "tiny-flux", "-W", "32", "-H", "32", "--steps", "1", "-t", "1", "-p", "a cat"]
 # MB that are left when decoding of VIDEO begins: it takes 135 for its graph, and then 68 at once or 44 for a tile.
@@ -51,7 +63,7 @@ def answer(stdout: str) -> Any:
 
 def test_a_vae_alone_decodes_a_video(video_context: Any, preset_files: Any) -> None:
     whole = video_context.generate_video(small_video(), keep_latents=True)
-    params = ctx_params({"vae": preset_files("tiny")["vae"]})
+    params = ctx_params({"vae": preset_files("tiny-random")["vae"]})
     with sdsage.Context(params, decode_only=video_context.version_name) as context:
         assert context.version_name == video_context.version_name
         assert (context.decode(whole.latents[0]) == whole.frames).all()
@@ -78,7 +90,7 @@ def test_a_tiny_autoencoder_alone_decodes_pictures(flux_context: Any, preset_fil
 
 
 def test_what_can_not_decode_is_refused(preset_files: Any) -> None:
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     with pytest.raises(BadRequest, match="no model that this engine knows is called 'Sora'"):
         sdsage.Context(ctx_params({"vae": files["vae"]}), decode_only="Sora")
     with pytest.raises(ModelError, match=r"no VAE was given: set vae_path \(--vae\)"):
@@ -94,7 +106,7 @@ def test_a_context_that_only_decodes_ends_a_job_that_was_sampled(
 ) -> None:
     kept = Checkpoint(tmp_path / "kept")
     whole = video_context.generate_video(small_video(), checkpoint=kept)
-    with sdsage.Context(ctx_params(preset_files("tiny")), decode_only=video_context.version_name) as context:
+    with sdsage.Context(ctx_params(preset_files("tiny-random")), decode_only=video_context.version_name) as context:
         again = context.generate_video(small_video(), checkpoint=Checkpoint(kept.path, resume=True))
     assert (again.frames == whole.frames).all()
     kept.remove()
@@ -180,7 +192,7 @@ sys.path.insert(0, sys.argv[1])
 from conftest import ctx_params, small_video
 import sdsage
 from sdsage import presets
-files = {k: v for k, v in presets.load("tiny").options.items() if k in ("diffusion_model", "vae", "t5xxl")}
+files = {k: v for k, v in presets.load("tiny-random").options.items() if k in ("diffusion_model", "vae", "t5xxl")}
 job = small_video(width=160, height=160)
 job.high_noise_sample_params.sample_steps = -1
 job.vae_tiling_params.enabled = True

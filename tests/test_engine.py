@@ -47,13 +47,15 @@ BOTH = [
 def test_tiny_video(video_context: Any, preset_files: Any, tmp_path: Path) -> None:
     """Text to video with both experts: the frames of the API are those of sd-cli, byte for byte."""
     frames = video_context.generate_video(small_video()).frames
-    assert (sd_cli(tmp_path, "vid_gen", preset_files("tiny"), *SMALL, *BOTH, "--video-frames", "5") == frames).all()
+    assert (
+        sd_cli(tmp_path, "vid_gen", preset_files("tiny-random"), *SMALL, *BOTH, "--video-frames", "5") == frames
+    ).all()
 
 
 def test_tiny_image_to_video(preset_files: Any, tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "in.png")
-    files = preset_files("tiny-i2v")
+    files = preset_files("tiny-random-i2v")
     with sdsage.Context(ctx_params(files, vae_decode_only=False)) as ctx:
         frames = ctx.generate_video(small_video(init_image=pixels)).frames
         other = ctx.generate_video(small_video(init_image=255 - pixels)).frames
@@ -86,8 +88,8 @@ def test_pictures_have_contrast_and_attention_matters(preset_files: Any, tmp_pat
     """The embedded model: pixels deviate by more than 20/255, and without attention the video is another one."""
     from sdsage import presets
 
-    options = presets.load("tiny").options
-    files = preset_files("tiny")
+    options = presets.load("tiny-random").options
+    files = preset_files("tiny-random")
     job = small_video(width=options["width"], height=options["height"])
     frames = sdsage_frames(files, job)
     assert frames.std() > 20
@@ -149,8 +151,8 @@ def zeroed(source: Path, name: str, target: Path) -> Path:
 def test_reading_with_mmap_and_f16_weights(preset_files: Any, video_context: Any) -> None:
     """Two ways of holding the weights: mapped (same bytes), and converted to F16 (a picture near it)."""
     reference = video_context.generate_video(small_video()).frames
-    with sdsage.Context(ctx_params(preset_files("tiny"), enable_mmap=True)) as ctx:
+    with sdsage.Context(ctx_params(preset_files("tiny-random"), enable_mmap=True)) as ctx:
         assert (ctx.generate_video(small_video()).frames == reference).all()
-    with sdsage.Context(ctx_params(preset_files("tiny"), wtype="f16")) as ctx:
+    with sdsage.Context(ctx_params(preset_files("tiny-random"), wtype="f16")) as ctx:
         near = ctx.generate_video(small_video()).frames
     assert np.abs(near.astype(int) - reference.astype(int)).mean() < 20

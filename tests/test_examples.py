@@ -17,9 +17,9 @@ from sdsage import presets
 
 EXAMPLES = ROOT / "examples"
 SMALL = ["width=64", "height=64", "video_frames=5", "steps=1", "high_noise_steps=1", "cfg_scale=1"]
-WAN = ["--preset", "tiny", "--loras", "loras", "sage_attn=false", "high_noise_cfg_scale=1", "threads=1", *SMALL]
+WAN = ["--preset", "tiny-random", "--loras", "loras", "sage_attn=false", "high_noise_cfg_scale=1", "threads=1", *SMALL]
 PAIR = [lora.word for lora in presets.loras("wan2.2-t2v-14b-4step")]  # what the job file calls them
-VIDEOS = ["--preset", "tiny-i2v", "high_noise_cfg_scale=1", "threads=1", *SMALL]
+VIDEOS = ["--preset", "tiny-random-i2v", "high_noise_cfg_scale=1", "threads=1", *SMALL]
 BENCH = ["--random", "tiny", "-W", "32", "-H", "32", "--video-frames", "5", "--steps", "2", "--high-noise-steps", "1"]
 BENCH += ["-t", "1", "--device", "cpu"]
 # The engine of the tests computes the kernels' arithmetic on the CPU, in every process that loads it.
@@ -82,8 +82,8 @@ def test_wan22_batch() -> None:
     ("args", "words"),
     [
         ([], "run 'sdsage models pull wan2.2-t2v-14b-4step'"),
-        (["--preset", "tiny"], f"LoRA '{PAIR[0]}' of the prompt is not in"),
-        (["--preset", "tiny", "steps"], "steps is no setting: give OPTION=VALUE"),
+        (["--preset", "tiny-random"], f"LoRA '{PAIR[0]}' of the prompt is not in"),
+        (["--preset", "tiny-random", "steps"], "steps is no setting: give OPTION=VALUE"),
         ([*WAN, "step=1"], "did you mean"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_size_that_was_aligned_stays(ti2v: Any) -> None:
 
 def test_the_end_picture_is_for_the_last_part(preset_files: Any) -> None:
     pictures = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), np.uint8)
-    with sdsage.Context(ctx_params(preset_files("tiny-i2v"), vae_decode_only=False)) as context:
+    with sdsage.Context(ctx_params(preset_files("tiny-random-i2v"), vae_decode_only=False)) as context:
         asked = job(init_image=pictures[0], end_image=pictures[1])
         whole = generate_extended(context, asked, 1)
         first = context.generate_video(job(init_image=pictures[0]))
@@ -140,7 +140,7 @@ def test_one_file(folder: Path) -> None:
 
 def test_the_verb_refuses(folder: Path) -> None:
     words = "can't go on from a last frame"
-    assert words in run("--preset", "tiny", *COMMON, "--extend", "1", "-o", "a.mp4", code=2).stderr
+    assert words in run("--preset", "tiny-random", *COMMON, "--extend", "1", "-o", "a.mp4", code=2).stderr
     assert "from 0 to 1000" in run("--preset", "tiny-ti2v", *COMMON, "--extend", "-1", "-o", "a.mp4", code=2).stderr
     few = [*COMMON, "--video-frames", "3"]
     assert "--video-frames 5 or more" in run("--preset", "tiny-ti2v", *few, "--extend", "1", code=2).stderr

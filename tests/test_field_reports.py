@@ -74,9 +74,9 @@ def test_frame_counts(asked: int, used: int, video_context: Any) -> None:
 @pytest.mark.parametrize(
     ("preset", "asked", "used"),
     [
-        ("tiny", (1920, 1080), (1920, 1088)),
-        ("tiny", (1280, 720), (1280, 720)),
-        ("tiny", (640, 360), (640, 368)),
+        ("tiny-random", (1920, 1080), (1920, 1088)),
+        ("tiny-random", (1280, 720), (1280, 720)),
+        ("tiny-random", (640, 360), (640, 368)),
         ("tiny-ti2v", (1280, 720), (1280, 736)),
         ("tiny-ti2v", (1920, 1080), (1920, 1088)),
     ],
@@ -90,7 +90,7 @@ def test_sizes_of_films(preset: str, asked: tuple[int, int], used: tuple[int, in
 
 def test_model_files_that_do_not_make_a_model(preset_files: Any) -> None:
     """Each message names the option that is to be used."""
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     model, vae = files["diffusion_model"], files["vae"]
     args = ["vid-gen", "-p", "x", "-o", "x.gif", "-q"]
     said = [

@@ -184,7 +184,14 @@ def test_loras_and_pictures(tmp_path: Path) -> None:
     attention_lora(tmp_path / "loras" / "sub" / "high.safetensors", 256)
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 24, 3), np.uint8)).save(tmp_path / "photo.png")
     prompt = f"a cat <lora:style:0.5> <lora:|high_noise|{tmp_path}/loras/sub/high:-1>"
-    given = ["--preset", "tiny-i2v", "--lora-model-dir", str(tmp_path / "loras"), "-i", str(tmp_path / "photo.png")]
+    given = [
+        "--preset",
+        "tiny-random-i2v",
+        "--lora-model-dir",
+        str(tmp_path / "loras"),
+        "-i",
+        str(tmp_path / "photo.png"),
+    ]
     run("vid-gen", *SMALL, *given, "--video-frames", "5", "--high-noise-steps", "1", "-p", prompt, "-o", "a.webp")
     data = data_of("a.webp")
     assert data["options"]["prompt"] == "a cat <lora:style:0.5> <lora:|high_noise|high:-1>"

@@ -49,7 +49,7 @@ def kernels(result: Any) -> dict[str, dict[str, int]]:
 
 @pytest.fixture(scope="module")
 def files(preset_files: Any) -> dict[str, str]:
-    return preset_files("tiny")
+    return preset_files("tiny-random")
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,9 @@ import sdsage
 
 __all__ = ["pytestmark"]  # marker and condition
 
-VIDEO = ["vid-gen", "--preset", "tiny", "-p", "a cat", "--steps", "2", "--high-noise-steps", "1"]
+VIDEO = ["vid-gen", "--preset", "tiny-random", "-p", "a cat", "--steps", "2", "--high-noise-steps", "1"]
 # A size whose decode takes more memory than anything before it, and steps enough to stop the worker in one of them.
-LARGE = ["vid-gen", "--preset", "tiny", "-p", "a cat", "--high-noise-steps", "1"]
+LARGE = ["vid-gen", "--preset", "tiny-random", "-p", "a cat", "--high-noise-steps", "1"]
 LARGE += ["-W", "832", "-H", "480", "--video-frames", "33", "--steps"]
 HELD_BACK = 64 * MIB  # that a GPU's free memory may differ by between two looks, with nothing of ours left
 

@@ -54,7 +54,7 @@ def test_a_verb_with_an_underscore() -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [["-M", "vid_gen", "-p", "x"], ["--preset", "tiny", "vid-gen"], ["--steps=3", "vid-gen"]]
+    "args", [["-M", "vid_gen", "-p", "x"], ["--preset", "tiny-random", "vid-gen"], ["--steps=3", "vid-gen"]]
 )
 def test_options_before_the_verb(args: list[str]) -> None:
     assert "options come after the verb, as in 'sdsage vid-gen" in said(*args)
@@ -85,7 +85,7 @@ def test_the_advice_is_in_json_too() -> None:
     ],
 )
 def test_values_of_others(option: str, value: str, here: str) -> None:
-    assert f"did you mean {here}?" in said("vid-gen", "-p", "x", "--preset", "tiny", option, value)
+    assert f"did you mean {here}?" in said("vid-gen", "-p", "x", "--preset", "tiny-random", option, value)
 
 
 def test_an_option_that_is_only_misspelt_keeps_its_suggestions() -> None:

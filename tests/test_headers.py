@@ -63,7 +63,7 @@ def test_types_have_the_engine_s_sizes(preset_files: Any) -> None:
     """The type table against what the engine writes when it converts."""
     import sdsage
 
-    source = Path(preset_files("tiny")["diffusion_model"])
+    source = Path(preset_files("tiny-random")["diffusion_model"])
     for name in ("f32", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"):
         file = source.parent / f"converted-{name}.gguf"
         sdsage.convert(source, file, type=name, overwrite=True)

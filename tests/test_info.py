@@ -32,7 +32,7 @@ def as_json(*args: object, code: int = 0) -> list[dict[str, Any]]:
 
 
 def test_a_model(preset_files: Any) -> None:
-    file = preset_files("tiny")["diffusion_model"]
+    file = preset_files("tiny-random")["diffusion_model"]
     lines = [line.split(maxsplit=1) for line in info(file).stdout.splitlines()]
     assert lines[0] == [file]
     shown = info(file).stdout
@@ -50,7 +50,7 @@ def test_a_model(preset_files: Any) -> None:
 
 
 def test_tensors(preset_files: Any) -> None:
-    file = preset_files("tiny")["vae"]
+    file = preset_files("tiny-random")["vae"]
     (entry,) = as_json(file, "--tensors")
     assert entry["tensors_by_name"]["conv2.weight"] == {"shape": [16, 16, 1, 1, 1], "type": "f16", "bytes": 512}
     assert "  tensor          conv2.weight  16x16x1x1x1  f16\n" in info(file, "--tensors").stdout
@@ -65,7 +65,7 @@ def test_a_lora_beside_its_model(preset_files: Any, tmp_path: Path) -> None:
     assert "LoRA            LoRA for Wan\n" in alone
     assert "changed weights 3, rank 4" in alone
     assert "fits" not in alone
-    model = preset_files("tiny")["diffusion_model"]
+    model = preset_files("tiny-random")["diffusion_model"]
     assert f"{model}: 2 weights; 1 match nothing: {name.format(77)}\n" in info(lora, model).stdout
     (entry, _) = as_json(lora, model)
     assert entry["fits"] == {model: {"fitting": 2, "unknown": [name.format(77)], "unfit": []}}
@@ -113,7 +113,7 @@ def test_a_video(tmp_path: Path) -> None:
 def test_wrong_files_leave_the_others_shown(preset_files: Any, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("hello")
     (tmp_path / "old.ckpt").write_bytes(b"PK\x03\x04" + bytes(40))
-    good = preset_files("tiny")["vae"]
+    good = preset_files("tiny-random")["vae"]
     args = (tmp_path / "none.gguf", good, tmp_path / "note.txt", tmp_path / "old.ckpt", tmp_path)
     result = info(*args, code=2)
     assert "Wan 2.1 VAE, 16 channels" in result.stdout
@@ -149,6 +149,6 @@ build_app("info")(["info", *files], standalone_mode=False)
 assert "sdsage._ffi" not in sys.modules
 assert "numpy" not in sys.modules
 """
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     paths = [files[name] for name in ("diffusion_model", "t5xxl", "vae")]
     subprocess.run([sys.executable, "-P", "-c", program, *paths], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -23,7 +23,7 @@ from sdsage.cli.console import SCHEMA, Console, as_json
 from sdsage.cli.options import of_verb
 
 SIZE = ["-W", "32", "-H", "32", "-t", "1", "-p", "a cat"]
-VIDEO = ["vid-gen", "--preset", "tiny", *SIZE, "--video-frames", "5"]
+VIDEO = ["vid-gen", "--preset", "tiny-random", *SIZE, "--video-frames", "5"]
 PICTURE = ["img-gen", "--preset", "tiny-flux", *SIZE]
 TYPES: dict[str, Any] = {"text": str, "integer": int, "number": (int, float), "object": dict, "null": type(None)}
 TYPES["boolean"] = bool
@@ -169,7 +169,9 @@ def test_upscale_that_fails() -> None:
     assert (found[0]["event"], found[-1]["type"]) == ("start", "ModelError")
 
 
-@pytest.mark.parametrize("args", [["devices"], ["doctor", "--sass"], ["config", "show", "vid-gen", "--preset", "tiny"]])
+@pytest.mark.parametrize(
+    "args", [["devices"], ["doctor", "--sass"], ["config", "show", "vid-gen", "--preset", "tiny-random"]]
+)
 def test_verbs_that_only_answer_give_one_line(args: list[str]) -> None:
     assert [line["event"] for line in lines(*args)] == ["result"]
 

@@ -81,7 +81,12 @@ def test_peaks_of_a_gpu(stock: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("preset", "flash", "side", "frames"),
-    [("tiny", True, 192, 9), ("tiny", False, 256, 13), ("tiny-i2v", True, 192, 9), ("tiny-ti2v", True, 256, 13)],
+    [
+        ("tiny-random", True, 192, 9),
+        ("tiny-random", False, 256, 13),
+        ("tiny-random-i2v", True, 192, 9),
+        ("tiny-ti2v", True, 256, 13),
+    ],
 )
 def test_weights_and_compute_buffers_of_the_engine(
     preset: str, flash: bool, side: int, frames: int, preset_files: Any
@@ -95,11 +100,11 @@ def test_weights_and_compute_buffers_of_the_engine(
             if found := pattern.search(line):
                 into[found[1]] = max(into.get(found[1], 0.0), float(found[2]))
 
-    params = ctx_params(preset_files(preset), vae_decode_only=preset == "tiny", diffusion_flash_attn=flash)
+    params = ctx_params(preset_files(preset), vae_decode_only=preset == "tiny-random", diffusion_flash_attn=flash)
     job = small_video(width=side, height=side, video_frames=frames)
     job.sample_params.sample_steps = job.sample_params.guidance.txt_cfg = 1
     job.high_noise_sample_params.sample_steps = 1 if "high_noise_diffusion_model" in preset_files(preset) else -1
-    if preset == "tiny-i2v":
+    if preset == "tiny-random-i2v":
         import numpy as np
 
         job.init_image = np.zeros((side, side, 3), np.uint8)
@@ -281,8 +286,8 @@ def test_vram_on_the_cpu_is_said(tmp_path: Path) -> None:
 
     from sdsage.cli.app import build_app
 
-    args = ["vid-gen", "--preset", "tiny", "-p", "x", "-W", "32", "-H", "32", "--video-frames", "1", "--steps", "1",
-            "--high-noise-steps", "1"]  # fmt: skip
+    args = ["vid-gen", "--preset", "tiny-random", "-p", "x", "-W", "32", "-H", "32", "--video-frames", "1",
+            "--steps", "1", "--high-noise-steps", "1"]  # fmt: skip
     for i, (more, said) in enumerate(
         ((["--vram", "auto", "--device", "cpu"], "warning: --vram has no effect with --device cpu"),)
     ):

@@ -302,7 +302,7 @@ def test_tiny_presets_are_made(shell: Shell) -> None:
 @pytest.fixture
 def tiny_hub(server: Hub, tmp_path: Path, preset_files: Any) -> Hub:
     """The 4-step preset's files, with the contents of the tiny models and a small LoRA for each expert."""
-    contents = {option: Path(path).read_bytes() for option, path in preset_files("tiny").items()}
+    contents = {option: Path(path).read_bytes() for option, path in preset_files("tiny-random").items()}
     for option, file in presets.files("wan2.2-t2v-14b-4step").items():
         assert not isinstance(file, str)
         server.files[file.repo, file.file] = contents[option]
@@ -348,7 +348,7 @@ def test_files_that_are_given_are_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset_files: Any
 ) -> None:
     monkeypatch.setattr(hub, "local", lambda file: None)
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     options = presets.load("wan2.2-t2v-14b", without=files).options
     assert options["width"] == 832
     assert "vae" not in options

@@ -89,7 +89,7 @@ def test_exception_becomes_error(preset_files: Any, tmp_path: Path) -> None:
     ]
     bad = tmp_path / "width96.gguf"
     bad.write_bytes(header(tensors, {"general.architecture": "wan"}) + b"".join(pad(t.data(0)) for t in tensors))
-    files = {**preset_files("tiny"), "diffusion_model": str(bad)}
+    files = {**preset_files("tiny-random"), "diffusion_model": str(bad)}
     del files["high_noise_diffusion_model"]
     with pytest.raises(sdsage.SdsageError, match=r"width 96.*multiple of the head size 128"):
         sdsage.Context(ctx_params(files))
@@ -117,7 +117,7 @@ lib.sdsage_set_abort_callback(on_abort, ffi.NULL)
 from conftest import ctx_params
 import numpy as np
 from sdsage import presets
-files = {k: v for k, v in presets.load("tiny").options.items() if str(v).endswith((".gguf", ".safetensors"))}
+files = {k: v for k, v in presets.load("tiny-random").options.items() if str(v).endswith((".gguf", ".safetensors"))}
 ctx = sdsage.Context(ctx_params(files))
 keep = []
 img = ffi.new("sd_img_gen_params_t *")
@@ -195,7 +195,7 @@ def test_the_c_example_on_the_installed_tree(preset_files: Any, tmp_path: Path) 
     configure = ["cmake", "-S", ROOT / "examples" / "cmake", "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"]
     subprocess.run(configure, check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     out = tmp_path / "frame.ppm"
     args = [build / "c_api", files["diffusion_model"], files["vae"], files["t5xxl"], out]
     done = subprocess.run(args, capture_output=True, text=True)

@@ -169,7 +169,11 @@ def test_whole_checkpoints_and_strangers(tmp_path: Path) -> None:
 
 
 def test_gguf_has_no_fifth_dimension(preset_files: Any) -> None:
-    for preset, kind, channels in (("tiny", "wan-t2v", 16), ("tiny-i2v", "wan-i2v", 36), ("tiny-ti2v", "wan-ti2v", 48)):
+    for preset, kind, channels in (
+        ("tiny-random", "wan-t2v", 16),
+        ("tiny-random-i2v", "wan-i2v", 36),
+        ("tiny-ti2v", "wan-ti2v", 48),
+    ):
         part = contents(read_header(preset_files(preset)["diffusion_model"])).part(Role.DIFFUSION)
         assert part is not None
         assert (part.kind, part.facts["input_channels"]) == (kind, channels)
@@ -279,7 +283,7 @@ def test_what_the_engine_takes_is_only_warned_about(stock: Callable[[str], str])
 
 
 def test_swapped_experts_can_t_be_told(preset_files: Any) -> None:
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     names = {LOW: files["high_noise_diffusion_model"], HIGH: files["diffusion_model"]}
     more = {"--t5xxl": files["t5xxl"], "--vae": files["vae"]}
     assert preflight(names | more) == Findings()
@@ -374,7 +378,7 @@ def test_never_stricter_than_the_engine(preset_files: Any) -> None:
 def test_loras_against_the_engine(preset_files: Any, video_context: Any, tmp_path: Path) -> None:
     from conftest import small_video
 
-    files = preset_files("tiny")
+    files = preset_files("tiny-random")
     names = {flag: files[key] for flag, key in ((LOW, "diffusion_model"), ("--t5xxl", "t5xxl"), ("--vae", "vae"))}
     cases = {
         "good": attention_lora(tmp_path / "good.safetensors", 256),
@@ -415,8 +419,8 @@ def refuse(args: list[str], folder: Path) -> str:
 
 
 def test_the_command_stops_before_anything_is_loaded(preset_files: Any, tmp_path: Path) -> None:
-    files = preset_files("tiny")
-    base = ["vid-gen", "--preset", "tiny", "-p"]
+    files = preset_files("tiny-random")
+    base = ["vid-gen", "--preset", "tiny-random", "-p"]
     other = preset_files("tiny-ti2v")["vae"]
     text = refuse([*base, "x", "--vae", other], tmp_path)
     assert f"error: --vae {other} (Wan 2.2 VAE, 48 channels) does not fit" in text
@@ -435,7 +439,7 @@ def test_loras_stay_in_their_folder(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "loras"
     (folder / "sub").mkdir(parents=True)
     name = name.format(absolute=tmp_path / "wide.safetensors")
-    args = ["vid-gen", "--preset", "tiny", "-p", f"x <lora:{name}:1>", "--lora-model-dir", str(folder)]
+    args = ["vid-gen", "--preset", "tiny-random", "-p", f"x <lora:{name}:1>", "--lora-model-dir", str(folder)]
     text = refuse(args, tmp_path)
     assert f"LoRA {name!r} of the prompt leads out of {folder}: put the file there, or name its folder" in text
 

@@ -20,7 +20,7 @@ from tiny_cli import frames_of, run
 from sdsage.cli.inline import ROWS, drawing, protocol
 
 SIZE = ["-W", "32", "-H", "32", "--steps", "2", "-t", "1", "-p", "a cat"]
-VIDEO = ["vid-gen", "--preset", "tiny", *SIZE, "--video-frames", "5", "--high-noise-steps", "1"]
+VIDEO = ["vid-gen", "--preset", "tiny-random", *SIZE, "--video-frames", "5", "--high-noise-steps", "1"]
 PICTURE = ["img-gen", "--preset", "tiny-flux", *SIZE]
 Frames = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -51,8 +51,8 @@ SMALL = ["-s", "7", "-p", "a lovely cat", "--steps", "2", "--cfg-scale", "3.5", 
 VIDEO = ["-M", "vid_gen"]
 BOTH = ["--high-noise-steps", "2", "--high-noise-cfg-scale", "3.5"]
 JOBS = {
-    "tiny": [*VIDEO, *BOTH],
-    "tiny-i2v": [*VIDEO, *BOTH, "-i", "PICTURE"],
+    "tiny-random": [*VIDEO, *BOTH],
+    "tiny-random-i2v": [*VIDEO, *BOTH, "-i", "PICTURE"],
     "tiny-ti2v": [*VIDEO, "-i", "PICTURE"],
     "tiny-flux": ["-M", "img_gen"],
 }

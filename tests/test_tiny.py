@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,12 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sdsage.errors import BadRequest, OutputError
-from sdsage.tiny import FILES, cache_dir, ensure
-from sdsage.tiny.files import ModelFile
+from sdsage import presets
+from sdsage.errors import BadRequest, ModelError, OutputError
+from sdsage.tiny import FILES, cache_dir, ensure, packed
+from sdsage.tiny.files import RANDOM, ModelFile
 from sdsage.tiny.tensors import Blur, Carry, Constant, DType, Fill, Tensor, Uniform, encode
 
 SMALL = "wan21-vae.safetensors"  # quick to make
+TRAINED = "trained/wan21-vae.safetensors"  # quick to unpack
 
 # --- readers written from the format descriptions, independent of the writers ---
 
@@ -236,9 +239,9 @@ def test_q8_0_of_zeros_is_zeros() -> None:
 # --- the files ---
 
 
-@pytest.mark.parametrize("name", [n for n in FILES if n != "umt5.gguf"])
+@pytest.mark.parametrize("name", [n for n in RANDOM if n != "umt5.gguf"])
 def test_file_is_made_of_finite_values_and_recognised(name: str) -> None:
-    file = FILES[name]
+    file = RANDOM[name]
     content = file.build()
     assert content == file.build()
     assert file.is_whole(content)
@@ -250,16 +253,16 @@ def test_file_is_made_of_finite_values_and_recognised(name: str) -> None:
 
 
 def test_vocabularies_fit_the_tokenizers_of_the_engine() -> None:
-    shapes = {t.name: t.shape for n in ("umt5.gguf", "clip-l.safetensors") for t in FILES[n].tensors()}
+    shapes = {t.name: t.shape for n in ("umt5.gguf", "clip-l.safetensors") for t in RANDOM[n].tensors()}
     assert shapes["token_embd.weight"][0] == 256384
     assert shapes["text_model.embeddings.token_embedding.weight"][0] == 49408
 
 
 def test_experts_differ_in_every_drawn_tensor() -> None:
     for kind in ("t2v", "i2v"):
-        _, low = read_gguf(FILES[f"wan-{kind}-low.gguf"].build())
-        _, high = read_gguf(FILES[f"wan-{kind}-high.gguf"].build())
-        drawn = {t.name for t in FILES[f"wan-{kind}-low.gguf"].tensors() if not isinstance(t.fill, Constant)}
+        _, low = read_gguf(RANDOM[f"wan-{kind}-low.gguf"].build())
+        _, high = read_gguf(RANDOM[f"wan-{kind}-high.gguf"].build())
+        drawn = {t.name for t in RANDOM[f"wan-{kind}-low.gguf"].tensors() if not isinstance(t.fill, Constant)}
         assert {name for name in low if low[name] != high[name]} == drawn
 
 
@@ -271,12 +274,51 @@ def damaged(content: bytes) -> list[bytes]:
     return [b"", content[:7], content[:-1], content + b"\0", bytes(flipped), bytes(header), bytes(len(content))]
 
 
-@pytest.mark.parametrize("name", [SMALL, "wan-t2v-low.gguf"])
+@pytest.mark.parametrize("name", [SMALL, "wan-t2v-low.gguf", TRAINED])
 def test_damage_is_seen(name: str) -> None:
     file = FILES[name]
     content = file.build()
+    assert file.is_whole(content)
     assert [file.is_whole(bad) for bad in damaged(content)] == [False] * 7
-    assert not file.is_whole(ModelFile(name, file.architecture, file.tensors, seed=99).build())
+
+
+def test_a_file_of_another_seed_is_another() -> None:
+    file = RANDOM[SMALL]
+    assert not file.is_whole(ModelFile(SMALL, file.architecture, file.tensors, seed=99).build())
+
+
+# --- trained models ---
+
+
+def test_the_package_has_all_that_its_presets_name_and_nothing_else() -> None:
+    named = {file for name in presets.names() for file in presets.files(name).values() if isinstance(file, str)}
+    assert named == set(FILES)
+    archives = {file.archive for file in packed.files().values()}
+    assert {path.name for path in packed.FOLDER.iterdir()} == archives | {packed.TABLE.name}
+    assert sum((packed.FOLDER / name).stat().st_size for name in archives) <= 12_000_000
+
+
+@pytest.mark.parametrize("name", packed.files())
+def test_trained_files_are_of_finite_values(name: str) -> None:
+    _, tensors = READERS[Path(name).suffix](FILES[name].build())
+    for dtype, shape, data in tensors.values():
+        values = decode(dtype, shape, data)
+        assert np.isfinite(values).all()
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-9]), lambda p: p.write_bytes(b"x")]
+)
+def test_a_damaged_installation_is_told(
+    spoil: Callable[[Path], object], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = packed.files()[TRAINED].archive
+    spoilt = Path(shutil.copy(packed.FOLDER / archive, tmp_path))
+    monkeypatch.setattr(packed, "FOLDER", tmp_path)
+    spoil(spoilt)
+    with pytest.raises(ModelError, match=rf"{archive} is damaged or missing: install sdsage again"):
+        ensure([TRAINED])
+    assert not (cache / TRAINED).exists()
 
 
 # --- the cache ---
@@ -288,25 +330,27 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a cache" / "tiny"
 
 
-def test_cache_makes_a_file_once(cache: Path) -> None:
+@pytest.mark.parametrize("name", [SMALL, TRAINED])
+def test_cache_makes_a_file_once(name: str, cache: Path) -> None:
     made: list[Path] = []
-    path = ensure([SMALL], made.append)[SMALL]
+    path = ensure([name], made.append)[name]
     stamp = path.stat()
-    assert path == cache / SMALL
-    assert ensure([SMALL], made.append) == {SMALL: path}
+    assert path == cache / name
+    assert ensure([name], made.append) == {name: path}
     assert made == [path]
     assert path.stat().st_mtime_ns == stamp.st_mtime_ns
-    assert os.listdir(cache) == [SMALL]
+    assert os.listdir(path.parent) == [path.name]
 
 
-def test_cache_mends_damage(cache: Path) -> None:
-    path = ensure([SMALL])[SMALL]
+@pytest.mark.parametrize("name", [SMALL, TRAINED])
+def test_cache_mends_damage(name: str, cache: Path) -> None:
+    path = ensure([name])[name]
     content = path.read_bytes()
     for bad in damaged(content):
         path.write_bytes(bad)
-        ensure([SMALL])
+        ensure([name])
         assert path.read_bytes() == content
-    assert os.listdir(cache) == [SMALL]
+    assert os.listdir(path.parent) == [path.name]
 
 
 def test_cache_leaves_nothing_behind_when_writing_fails(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +381,7 @@ def test_processes_may_race(cache: Path) -> None:
         "import sys; from sdsage.tiny import FILES, ensure; print(flush=True); sys.stdin.read()\n"
         "for n, p in ensure(sys.argv[1:]).items(): assert FILES[n].is_whole(p.read_bytes()), n"
     )
-    names = [SMALL, "wan-t2v-low.gguf", "wan-t2v-high.gguf"]
+    names = [SMALL, "wan-t2v-low.gguf", TRAINED, "trained/umt5-q8_0.gguf"]
     command = [sys.executable, "-P", "-c", code, *names]
     racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]
     for racer in racers:
@@ -347,7 +391,7 @@ def test_processes_may_race(cache: Path) -> None:
         assert racer.stdin is not None
         racer.stdin.close()  # go
     assert [racer.wait(60) for racer in racers] == [0, 0, 0]
-    assert sorted(os.listdir(cache)) == sorted(names)
+    assert sorted(p.relative_to(cache).as_posix() for p in cache.rglob("*") if p.is_file()) == sorted(names)
 
 
 @pytest.mark.parametrize(

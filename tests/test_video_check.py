@@ -270,7 +270,7 @@ SMALL = ["-W", "64", "-H", "64", "--video-frames", "5", "--steps", "1", "-t", "1
 @pytest.mark.parametrize(
     ("preset", "more", "fps", "why"),
     [
-        ("tiny", ["--high-noise-steps", "1"], 16, "the speed of Wan 2.x"),
+        ("tiny-random", ["--high-noise-steps", "1"], 16, "the speed of Wan 2.x"),
         ("tiny-ti2v", [], 24, "the speed of Wan 2.2 TI2V"),
         ("tiny-ti2v", ["--fps", "8"], 8, "as asked"),
     ],

@@ -34,7 +34,7 @@ def models(preset_files: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """The tiny video models, in a folder with a Chinese name."""
     folder = tmp_path_factory.mktemp("windows") / FOLDER
     folder.mkdir()
-    return {option: Path(shutil.copy(path, folder)) for option, path in preset_files("tiny").items()}
+    return {option: Path(shutil.copy(path, folder)) for option, path in preset_files("tiny-random").items()}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_the_program_reads_a_picture_with_a_chinese_name(wine: Any, preset_files
     """Image to video; the picture counts, and it is the same picture."""
     picture = tmp_path / "圖.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)).save(picture)
-    files = {option: Path(path) for option, path in preset_files("tiny-i2v").items()}
+    files = {option: Path(path) for option, path in preset_files("tiny-random-i2v").items()}
     theirs = [sd_cli(folder, "vid_gen", files, *WORDS, "-i", str(picture), "-s", s) for folder, s in seeds(tmp_path)]
     done = wine("sd-cli", "-M", "vid_gen", *model_options(files), *WORDS, "-i", picture, "-o", tmp_path / "幀_%d.png")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 @pytest.fixture(scope="module")
 def isolated(preset_files: Any) -> Iterator[Any]:
     """The tiny Wan with both experts, in a worker."""
-    with sdsage.Context(ctx_params(preset_files("tiny")), isolated=True) as ctx:
+    with sdsage.Context(ctx_params(preset_files("tiny-random")), isolated=True) as ctx:
         yield ctx
 
 
@@ -107,7 +107,7 @@ def tensors(path: str) -> dict[str, Any]:
 
 
 def test_a_conversion_is_the_same(preset_files: Any, empty_folder: Path) -> None:
-    vae, seen = preset_files("tiny")["vae"], []
+    vae, seen = preset_files("tiny-random")["vae"], []
     sdsage.convert(vae, "a.gguf", type="f16")
     made = sdsage.convert(vae, Path("b.gguf"), type="f16", isolated=True, on_progress=seen.append)
     assert (made, seen[0].stage) == (Path("b.gguf"), "convert")
@@ -158,7 +158,7 @@ def plain(error: Exception) -> str:
 
 def test_errors_are_the_same(preset_files: Any, tmp_path: Path) -> None:
     with Worker() as worker:
-        for name, attempt in failing(preset_files("tiny"), tmp_path).items():
+        for name, attempt in failing(preset_files("tiny-random"), tmp_path).items():
             caught = []
             for isolated in (False, worker):
                 with pytest.raises(sdsage.SdsageError) as info:
@@ -292,7 +292,7 @@ def test_a_callback_can_t_start_a_job(isolated: Any) -> None:
 
 def test_a_job_that_does_not_stop_ends_with_its_worker(preset_files: Any) -> None:
     """A process that was stopped does not hear that it shall stop."""
-    with sdsage.Context(ctx_params(preset_files("tiny")), isolated=True) as ctx:
+    with sdsage.Context(ctx_params(preset_files("tiny-random")), isolated=True) as ctx:
         pid = ctx.worker_pid
 
         def on_progress(p: Any) -> None:
@@ -362,7 +362,7 @@ def test_a_worker_that_dies_at_a_stage(where: str, end: str, preset_files: Any) 
     job.high_noise_sample_params.sample_steps = 1
     context = None
     with pytest.raises(WorkerDied) as caught:  # noqa: PT012
-        context = sdsage.Context(ctx_params(preset_files("tiny")), isolated=worker, on_progress=on_progress)
+        context = sdsage.Context(ctx_params(preset_files("tiny-random")), isolated=worker, on_progress=on_progress)
         context.generate_video(job)
     error = caught.value
     assert isinstance(error, sdsage.GenerationError)
@@ -391,7 +391,7 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("odd")
 def test_a_native_abort_has_its_reason(preset_files: Any) -> None:
     with pytest.raises(WorkerDied, match=r"SIGABRT.* its last words: .*GGML_ASSERT") as caught, Worker() as worker:
-        worker.run("abort", ctx_params(preset_files("tiny")))
+        worker.run("abort", ctx_params(preset_files("tiny-random")))
     assert any("GGML_ASSERT" in line for line in caught.value.last_words)
 
 
@@ -485,7 +485,7 @@ def test_a_time_out_that_is_none(seconds: str, monkeypatch: pytest.MonkeyPatch) 
 def test_a_worker_that_can_t_start(preset_files: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     with pytest.raises(WorkerDied, match=r"could not be started.*none"), Worker() as worker:
-        sdsage.Context(ctx_params(preset_files("tiny")), isolated=worker)
+        sdsage.Context(ctx_params(preset_files("tiny-random")), isolated=worker)
     program = tmp_path / "program"
     for text, words in (
         ("#!/bin/sh\necho once upon a time, there was a program", "does not begin a message"),
@@ -495,7 +495,7 @@ def test_a_worker_that_can_t_start(preset_files: Any, monkeypatch: pytest.Monkey
         program.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(program))
         with pytest.raises(WorkerDied, match=words), Worker() as worker:
-            sdsage.Context(ctx_params(preset_files("tiny")), isolated=worker)
+            sdsage.Context(ctx_params(preset_files("tiny-random")), isolated=worker)
 
 
 def test_workers_leave_no_files_and_threads_behind(preset_files: Any) -> None:
@@ -507,7 +507,7 @@ def test_workers_leave_no_files_and_threads_behind(preset_files: Any) -> None:
     before = count()
     for _ in range(5):
         with Worker() as worker:
-            worker.run("check_memory", ctx_params(preset_files("tiny")), None, small_video())
+            worker.run("check_memory", ctx_params(preset_files("tiny-random")), None, small_video())
     assert count() <= before
 
 

@@ -16,7 +16,7 @@ from worker_tools import LONG, end_with_a_running_job, gone, sdsage_command, wai
 import sdsage
 from sdsage import Worker, WorkerDied
 
-VIDEO = ["vid-gen", "--preset", "tiny", "-p", "a cat", "-t", "1", "--steps", "2", "--high-noise-steps", "1"]
+VIDEO = ["vid-gen", "--preset", "tiny-random", "-p", "a cat", "-t", "1", "--steps", "2", "--high-noise-steps", "1"]
 PICTURE = ["img-gen", "--preset", "tiny-flux", "-p", "a cat", "-t", "1", "--steps", "1", "-W", "32", "-H", "32"]
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -158,7 +158,7 @@ sdsage.convert(sys.argv[1], "out.gguf", type="f32", isolated=True)
 
 
 def test_a_conversion_does_not_outlive_the_program(preset_files: Any, empty_folder: Path) -> None:
-    command = [sys.executable, "-P", "-c", SUICIDE, preset_files("tiny")["t5xxl"]]
+    command = [sys.executable, "-P", "-c", SUICIDE, preset_files("tiny-random")["t5xxl"]]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout[:7]) == (-9, "['.out."), done.stderr
     assert wait_until(lambda: os.listdir(empty_folder) == [])
@@ -175,7 +175,7 @@ def test_a_conversion_whose_worker_dies_leaves_nothing(preset_files: Any, empty_
     thread = threading.Thread(target=end)
     thread.start()
     with pytest.raises(WorkerDied, match="SIGKILL while converting"):
-        sdsage.convert(preset_files("tiny")["t5xxl"], "out.gguf", type="f32", isolated=worker)
+        sdsage.convert(preset_files("tiny-random")["t5xxl"], "out.gguf", type="f32", isolated=worker)
     thread.join()
     assert seen[0].startswith(".out.")
     assert os.listdir(empty_folder) == []
@@ -204,7 +204,7 @@ def test_the_program_does_not_load_the_engine(verb: str, preset_files: Any, tmp_
             *("--steps", "1", "-t", "1", "--extend", "1", "-o", "a.gif"),
         ],
         "img-gen": [*PICTURE, "-o", "a.png", "--control-image", "in.png", "--canny", "--preview", "proj"],
-        "convert": ["convert", "-m", preset_files("tiny")["vae"], "-o", "a.gguf"],
+        "convert": ["convert", "-m", preset_files("tiny-random")["vae"], "-o", "a.gguf"],
         "upscale": ["upscale", "-i", "in.png", "--upscale-model", model, "-o", "a.png"],
     }[verb]
     done = subprocess.run([sys.executable, "-P", "-c", LIGHT, *args], capture_output=True, text=True)

@@ -17,7 +17,7 @@ from sdsage.cli.app import build_app
 from sdsage.media import read_metadata
 
 SMALL = ["-W", "32", "-H", "32", "--steps", "1", "-p", "a cat", "-t", "1", "-q"]
-VIDEO = ["vid-gen", "--preset", "tiny", *SMALL, "--high-noise-steps", "1", "--video-frames", "5"]
+VIDEO = ["vid-gen", "--preset", "tiny-random", *SMALL, "--high-noise-steps", "1", "--video-frames", "5"]
 PICTURE = ["img-gen", "--preset", "tiny-flux", *SMALL]
 
 

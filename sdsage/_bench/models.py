@@ -31,7 +31,7 @@ class RandomModel:
 
 
 MODELS = {
-    "tiny": RandomModel(VID, preset="tiny"),
+    "tiny": RandomModel(VID, preset="tiny-random"),
     "tiny-flux": RandomModel(IMG, preset="tiny-flux"),
     "sd1.5": RandomModel(
         IMG, {"width": "512", "height": "512", "steps": "8", "cfg_scale": "1"}, size="sd1.5", gigabytes=2.2

@@ -1,6 +1,7 @@
-"""Tiny models with random weights: the real architectures, a few megabytes, made on the user's machine by NumPy.
+"""Tiny models: the real architectures, a few megabytes, unpacked or made on the user's machine.
 
-They show that everything works and serve as test models; their pictures follow prompt and seed, and mean nothing.
+The trained ones draw (docs/tiny-model.md). Those with random weights serve as test models; their pictures follow prompt
+and seed, and mean nothing.
 """
 
 from sdsage.tiny.cache import cache_dir, ensure

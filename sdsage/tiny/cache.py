@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sdsage.errors import BadRequest, OutputError
 from sdsage.tiny.files import FILES, ModelFile
+from sdsage.tiny.packed import PackedFile
 
 _seen: dict[Path, tuple[str, int, int, int, int]] = {}  # whole files, and what they looked like then
 
@@ -38,7 +39,7 @@ def ensure(names: Iterable[str], on_write: Callable[[Path], None] | None = None)
 
     Raises:
         BadRequest: there is no tiny model of that name.
-        OutputError: the cache folder can't be written.
+        OutputError: the cache folder can't be written. ModelError: this installation is damaged.
     """
     folder = cache_dir() / "tiny"
     paths = {}
@@ -59,7 +60,7 @@ def ensure(names: Iterable[str], on_write: Callable[[Path], None] | None = None)
     return paths
 
 
-def _is_whole(file: ModelFile, path: Path) -> bool:
+def _is_whole(file: ModelFile | PackedFile, path: Path) -> bool:
     try:
         found = os.stat(path)
         stamp = (file.name, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)

@@ -1,11 +1,11 @@
-"""The tiny model files: which network, which seed, which container; and their exact bytes."""
+"""The tiny model files. Random ones: which network, which seed, which container; and their exact bytes."""
 
 import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sdsage.tiny import gguf, safetensors
+from sdsage.tiny import gguf, packed, safetensors
 from sdsage.tiny.clip import clip_l
 from sdsage.tiny.flux import flux
 from sdsage.tiny.taesd import taesd
@@ -17,7 +17,7 @@ from sdsage.tiny.wan_vae import WAN21, WAN22, wan_vae
 
 @dataclass(frozen=True)
 class ModelFile:
-    """One file. It carries the digest of its description and of its data, so damage and age show without a second file.
+    """One file of random weights. It carries digests of its description and of its data, so damage and age show.
 
     Attributes:
         name: the extension tells the container.
@@ -74,7 +74,7 @@ class ModelFile:
 
 
 # Seeds of the autoencoders give colourful pictures; the others only have to differ.
-FILES = {
+RANDOM = {
     file.name: file
     for file in (
         ModelFile("wan-t2v-low.gguf", "wan", lambda: wan(16, 16), seed=0),
@@ -90,3 +90,5 @@ FILES = {
         ModelFile("taesd.safetensors", "", taesd, seed=4),
     )
 }
+
+FILES: dict[str, ModelFile | packed.PackedFile] = {**RANDOM, **packed.files()}
