@@ -1,15 +1,21 @@
-"""Renders the held-out captions and reads the clips: python -m tools.tiny_model.evaluate --models FOLDER --out FOLDER
+"""Renders the held-out captions and reads the clips: python -m tools.tiny_model.evaluate --package --out FOLDER
 
-With --models the engine renders what `export` wrote; with --state torch does, from the weights themselves. Leaves
-scores.json, sheet.png and, for comparisons, clips.npz under --out.
+With --package the engine renders with the preset tiny, with --models with what `export` wrote; with --state torch does,
+from the weights themselves. Steps and guidance are the preset's. Leaves scores.json, sheet.png and, for comparisons,
+clips.npz under --out.
 """
 
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +23,31 @@ from PIL import Image, ImageDraw
 
 from tools.tiny_model import arrays, grammar, reader
 from tools.tiny_model.scenes import FRAMES, SIZE
-from tools.tiny_model.sizes import BOUNDARY, SHIFT
+from tools.tiny_model.sizes import BOUNDARY, GUIDANCE, SHIFT, STEPS
+
+if TYPE_CHECKING:
+    import sdsage  # torch renders on machines without the engine
 
 SHEET_ROWS, SHEET_FRAMES, TEXT_HEIGHT = 24, (0, 4, 8, 12, 16), 14
 Frames = NDArray[np.uint8]
 
 
-def model_files(folder: Path, kind: str) -> dict[str, Path]:
-    """Fields of the engine's parameters and the files that go there."""
+def model_files(folder: Path, kind: str) -> dict[str, str]:
+    """Options and the files of `export` that go there."""
     return {
-        "diffusion_model_path": folder / f"wan-t2v-low-{kind}.gguf",
-        "high_noise_diffusion_model_path": folder / f"wan-t2v-high-{kind}.gguf",
-        "t5xxl_path": folder / f"umt5-{kind}.gguf",
-        "vae_path": folder / "wan21-vae.safetensors",
+        "diffusion_model": str(folder / f"wan-t2v-low-{kind}.gguf"),
+        "high_noise_diffusion_model": str(folder / f"wan-t2v-high-{kind}.gguf"),
+        "t5xxl": str(folder / f"umt5-{kind}.gguf"),
+        "vae": str(folder / "wan21-vae.safetensors"),
     }
+
+
+def package_files() -> dict[str, str]:
+    """The same of the preset."""
+    from sdsage import presets
+
+    options = presets.load("tiny").options
+    return {option: str(options[option]) for option in presets.files("tiny")}
 
 
 def missing(a: argparse.Namespace) -> str:
@@ -38,9 +55,11 @@ def missing(a: argparse.Namespace) -> str:
     if a.against and not (a.against / "clips.npz").is_file():
         return f"--against {a.against} has no clips.npz: it is the --out of an earlier run"
     if a.models:
-        absent = [file.name for file in model_files(a.models, a.type).values() if not file.is_file()]
+        absent = [Path(f).name for f in model_files(a.models, a.type).values() if not Path(f).is_file()]
         made = f"python -m tools.tiny_model.export STATE {a.models} --type {a.type} makes them from trained weights"
         return f"--models {a.models} lacks {', '.join(absent)}: {made}" if absent else ""
+    if a.package:
+        return ""
     if not find_spec("torch"):
         return "--state needs PyTorch: pip install torch, or let the engine render with --models"
     done = [name for name in ("vae", "text", "low", "high", "trunk") if finished(a.state, name)]
@@ -54,26 +73,62 @@ def finished(state: Path, name: str) -> bool:
     return bool(arrays.read(state, f"{name}.ema")[1].get("finished"))
 
 
-def with_engine(a: argparse.Namespace, captions: list[str]) -> Iterator[Frames]:
-    """Clips by sdsage, one at a time; clip i has seed i."""
+def context(files: dict[str, str], *, device: str | None = None, threads: int = 1, **params: bool) -> "sdsage.Context":
+    """The model on a device."""
     import sdsage
 
-    params = sdsage.SdCtxParams(n_threads=a.threads)
-    for field, file in model_files(a.models, a.type).items():
-        setattr(params, field, str(file))
-    params.diffusion_flash_attn, params.sage_attn = a.flash, a.sage
-    with sdsage.Context(params) as model:
-        for seed, caption in enumerate(captions):
-            job = sdsage.SdVidGenParams(prompt=caption, width=SIZE, height=SIZE, video_frames=FRAMES, seed=seed)
-            for sample in (job.sample_params, job.high_noise_sample_params):
-                sample.sample_method = sdsage.SampleMethod.EULER
-                sample.scheduler = sdsage.Scheduler.DISCRETE
-                sample.guidance.txt_cfg = a.guidance
-                sample.flow_shift = SHIFT
-            job.sample_params.sample_steps = a.steps
-            job.high_noise_sample_params.sample_steps = -1  # as many of them as are above the boundary
-            job.moe_boundary = BOUNDARY
-            yield model.generate_video(job).frames
+    fields = sdsage.SdCtxParams(n_threads=threads, **params)
+    for option, file in files.items():
+        setattr(fields, f"{option}_path", file)
+    return sdsage.Context(fields, device=device)
+
+
+def job(caption: str, seed: int, steps: int, guidance: float, frames: int = FRAMES) -> "sdsage.SdVidGenParams":
+    """As the preset has it."""
+    import sdsage
+
+    wanted = sdsage.SdVidGenParams(prompt=caption, width=SIZE, height=SIZE, video_frames=frames, seed=seed)
+    for sample in (wanted.sample_params, wanted.high_noise_sample_params):
+        sample.sample_method = sdsage.SampleMethod.EULER
+        sample.scheduler = sdsage.Scheduler.DISCRETE
+        sample.guidance.txt_cfg = guidance
+        sample.flow_shift = SHIFT
+    wanted.sample_params.sample_steps = steps
+    wanted.high_noise_sample_params.sample_steps = -1  # as many of them as are above the boundary
+    wanted.moe_boundary = BOUNDARY
+    return wanted
+
+
+Rendered = tuple[Frames, dict[str, int]]  # a clip, and how often each kernel was called for attention
+
+
+def with_engine(a: argparse.Namespace, captions: list[str]) -> list[Rendered]:
+    """Clips by sdsage, in several processes; clip i has seed i."""
+    numbered = list(enumerate(captions))
+    shares = [numbered[k :: a.processes] for k in range(a.processes)]
+    files = model_files(a.models, a.type) if a.models else package_files()
+    with ProcessPoolExecutor(a.processes, get_context("spawn")) as pool:
+        found = list(pool.map(partial(_rendered, vars(a), files), shares))
+    return [found[i % a.processes][i // a.processes] for i in range(len(captions))]
+
+
+def _rendered(a: dict[str, Any], files: dict[str, str], some: list[tuple[int, str]]) -> list[Rendered]:
+    if a["sage_cpu"]:
+        from sdsage._ffi import lib
+
+        lib.sdsage_test_sage_cpu(89, 13000, b"89")  # the kernels' arithmetic, as on an Ada card
+    found = []
+    sage = a["sage"] or a["sage_cpu"]
+    with context(
+        files, device=a["device"], threads=a["threads"], diffusion_flash_attn=a["flash"], sage_attn=sage
+    ) as model:
+        for seed, caption in some:
+            result = model.generate_video(job(caption, seed, a["steps"], a["guidance"]))
+            calls: Counter[str] = Counter()
+            for entry in result.attention:
+                calls[entry.kernel] += entry.calls
+            found.append((result.frames, dict(calls)))
+    return found
 
 
 def with_torch(a: argparse.Namespace, captions: list[str], batch: int = 50) -> Iterator[Frames]:
@@ -129,30 +184,38 @@ def psnr(a: Frames, b: Frames) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--package", action="store_true", help="the engine renders with the preset tiny")
     source.add_argument("--models", type=Path, help="folder of export.py: the engine renders")
     source.add_argument("--state", type=Path, help="folder of train.py: torch renders")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--type", choices=("f32", "f16", "q8_0"), default="q8_0", help="which of the model files")
     parser.add_argument("--count", type=int, default=grammar.HELD_OUT_COUNT, help="of the held-out captions")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--guidance", type=float, default=3.5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--guidance", type=float, default=GUIDANCE)
+    parser.add_argument("--processes", type=int, default=1, help="of the engine")
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--device", help="the engine's; default: the first GPU, else the CPU")
     parser.add_argument("--flash", action="store_true", help="flash attention")
     parser.add_argument("--sage", action="store_true", help="SageAttention")
+    parser.add_argument(
+        "--sage-cpu", action="store_true", help="its arithmetic on a CPU: SDSAGE_LIB_DIR names a build's test-lib"
+    )
     parser.add_argument("--against", type=Path, help="--out of another run: PSNR between its clips and these")
     a = parser.parse_args()
-    if not 1 <= a.count <= grammar.HELD_OUT_COUNT or a.steps < 1:
-        parser.error(f"--count is 1 to {grammar.HELD_OUT_COUNT} and --steps 1 or more")
+    if not 1 <= a.count <= grammar.HELD_OUT_COUNT or min(a.steps, a.processes) < 1:
+        parser.error(f"--count is 1 to {grammar.HELD_OUT_COUNT}, --steps and --processes 1 or more")
     if said := missing(a):
         parser.error(said)
     scenes, captions = grammar.held_out_captions()
     captions = captions[: a.count]
     begun = time.monotonic()
-    clips = list(with_engine(a, captions) if a.models else with_torch(a, captions))
+    rendered = [(clip, {}) for clip in with_torch(a, captions)] if a.state else with_engine(a, captions)
     seconds = time.monotonic() - begun
+    clips = [clip for clip, _ in rendered]
     scores = [reader.score(clip, scenes, i) for i, clip in enumerate(clips)]
     result: dict[str, object] = {"clips": len(clips), "steps": a.steps, "guidance": a.guidance, **reader.shares(scores)}
     result["seconds_per_clip"] = round(seconds / len(clips), 3)
+    result["attention_calls"] = dict(sum((Counter(calls) for _, calls in rendered), Counter()))
     result["wrong"] = {captions[i]: vars(s) for i, s in enumerate(scores) if not s.all}
     if a.against:
         other = np.load(a.against / "clips.npz")["clips"]

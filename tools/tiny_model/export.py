@@ -1,7 +1,8 @@
 """Writes trained weights as model files that the engine loads: python -m tools.tiny_model.export STATE FOLDER
 
-NumPy only. Names are those of the published models: Wan's for the diffusion transformers and the VAE, llama.cpp's for
-umt5. Linear layers are F32, F16 or Q8_0; convolutions F16 and the rest F32, as the engine keeps them.
+NumPy only; `values` reads such files. Names are those of the published models: Wan's for the diffusion transformers and
+the VAE, llama.cpp's for umt5. Linear layers are F32, F16 or Q8_0; convolutions F16 and the rest F32, as the engine
+keeps them.
 """
 
 import argparse
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sdsage._headers import read_header
 from sdsage.tiny import gguf, safetensors
 from sdsage.tiny.tensors import Constant, DType, Tensor, encode
 from tools.tiny_model import arrays, tokens
@@ -67,6 +69,20 @@ def as_safetensors(described: Described) -> bytes:
     """A whole safetensors file."""
     head = safetensors.header([t for t, _ in described], {})
     return head + b"".join(encode(v, t.dtype) for t, v in described)
+
+
+def values(path: Path) -> dict[str, NDArray[np.float32]]:
+    """What the tensors of a model file stand for, by their names in the file."""
+    content, found = path.read_bytes(), {}
+    for name, t in read_header(path).tensors.items():
+        raw = content[t.begin : t.begin + t.nbytes]
+        if t.type == "q8_0":
+            blocks = np.frombuffer(raw, np.dtype([("d", "<f2"), ("q", "i1", 32)]))
+            flat = blocks["q"].astype(np.float32) * blocks["d"].astype(np.float32)[:, None]
+        else:
+            flat = np.frombuffer(raw, {"f16": "<f2", "f32": "<f4"}[t.type]).astype(np.float32)
+        found[name] = flat.reshape(t.shape)
+    return found
 
 
 def shorter(values: NDArray, bits: int) -> NDArray:

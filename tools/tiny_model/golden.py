@@ -1,11 +1,12 @@
 """The engine against torch, module by module, on the same weights and inputs.
 
-    python -m tools.tiny_model.golden make FILE [--state DIR]     torch's answers, into one small file
-    python -m tools.tiny_model.golden check FILE [--state DIR]    the engine's; needs no torch
+    python -m tools.tiny_model.golden make FILE [--package | --state DIR]     torch's answers, into one small file
+    python -m tools.tiny_model.golden check FILE [--package | --state DIR]    the engine's; needs no torch
 
-Weights are those of the random preset `tiny`, or with --state those of train.py as far as there are. `make` needs the
-engine too: the noise that a diffusion transformer gets is the engine's own. Errors are relative: the largest difference
-to torch over torch's largest value, and the root mean squares of both. `public` does the same with public code.
+Weights are those of the preset `tiny-random`; with --package the trained ones that the package carries, which are Q8_0
+already; with --state those of train.py as far as there are. `make` needs the engine too: the noise that a diffusion
+transformer gets is the engine's own. Errors are relative: the largest difference to torch over torch's largest value,
+and the root mean squares of both. `public` does the same with public code.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sdsage.tiny.files import FILES
+from sdsage.tiny import ensure
+from sdsage.tiny.files import RANDOM as RANDOM_FILES
 from sdsage.tiny.tensors import DType
 from tools.tiny_model import arrays, engine, export, grammar, scenes, tokens
 from tools.tiny_model.sizes import LATENT, PIXEL, DitSize, TextSize, VaeSize
@@ -43,17 +45,19 @@ class Difference:
 # rounding grow from layer to layer. The VAE's layers are F16 in every file, and processors with AVX512-FP16 add their
 # products up in F16 too.
 Limits = Mapping[str, tuple[float, float]]
+_NOISE: Limits = {"noise": (1e-6, 1e-6)}
+_VAE: Limits = {"encoder": (2e-3, 1e-3), "decoder": (2e-3, 1e-3)}
+_RANDOM_VAE: Limits = {"encoder": (1e-2, 5e-3), "decoder": (4e-2, 5e-3)}
 TRAINED: Mapping[str, Limits] = {
-    "f32": {"text": (1e-3, 1e-3), "dit": (1e-3, 1e-3)},
-    "f16": {"text": (2e-3, 2e-3), "dit": (5e-3, 2e-3)},
-    "q8_0": {"text": (2e-2, 2e-2), "dit": (2e-2, 2e-2)},
+    "f32": {"text": (1e-3, 1e-3), "dit": (1e-3, 1e-3), **_VAE, **_NOISE},
+    "f16": {"text": (2e-3, 2e-3), "dit": (5e-3, 2e-3), **_VAE, **_NOISE},
+    "q8_0": {"text": (2e-2, 2e-2), "dit": (2e-2, 2e-2), **_VAE, **_NOISE},
 }
 RANDOM: Mapping[str, Limits] = {
-    "f32": {"text": (1e-3, 1e-3), "dit": (4e-3, 2e-3)},
-    "f16": {"text": (2e-3, 2e-3), "dit": (1e-2, 5e-3)},
-    "q8_0": {"text": (3e-2, 3e-2), "dit": (2.5e-1, 8e-2)},
+    "f32": {"text": (1e-3, 1e-3), "dit": (4e-3, 2e-3), **_RANDOM_VAE, **_NOISE},
+    "f16": {"text": (2e-3, 2e-3), "dit": (1e-2, 5e-3), **_RANDOM_VAE, **_NOISE},
+    "q8_0": {"text": (3e-2, 3e-2), "dit": (2.5e-1, 8e-2), **_RANDOM_VAE, **_NOISE},
 }
-ALWAYS: Limits = {"noise": (1e-6, 1e-6), "encoder": (1e-2, 5e-3), "decoder": (4e-2, 5e-3)}
 
 
 def prompts() -> list[str]:
@@ -84,7 +88,7 @@ def cases() -> list[tuple[str, float, int]]:
 
 
 def weights(state: Path | None) -> tuple[dict[str, Values], tuple[str, ...]]:
-    """Weights of text, vae, low and high, and which of them are trained: the others are the preset's.
+    """Weights of text, vae, low and high, and which of them are trained: the others are random.
 
     Where an expert is missing the trunk stands for it.
     """
@@ -100,22 +104,37 @@ def weights(state: Path | None) -> tuple[dict[str, Values], tuple[str, ...]]:
 
 def limits(kind: str, trained: Container[str]) -> Limits:
     """Of each module, for linear layers of a type."""
-    one = {"text": "text", "dit": "low"}
-    return {module: (TRAINED if part in trained else RANDOM)[kind][module] for module, part in one.items()}
+    part = {"text": "text", "dit": "low", "noise": "low", "encoder": "vae", "decoder": "vae"}
+    return {module: (TRAINED if part[module] in trained else RANDOM)[kind][module] for module in part}
 
 
 def random() -> dict[str, Values]:
-    """Those of the preset `tiny`, before they are rounded to Q8_0."""
-    files = {
+    """Those of the preset `tiny-random`, before they are rounded to Q8_0."""
+    names = {
         "text": "umt5.gguf",
         "vae": "wan21-vae.safetensors",
         "low": "wan-t2v-low.gguf",
         "high": "wan-t2v-high.gguf",
     }
-    found = {}
-    for part, name in files.items():
-        file = FILES[name]
-        found[part] = {t.name.removeprefix("enc."): t.values(file.seed) for t in file.tensors()}
+    files = {part: RANDOM_FILES[name] for part, name in names.items()}
+    return _of_files({part: {t.name: t.values(file.seed) for t in file.tensors()} for part, file in files.items()})
+
+
+def package() -> dict[str, Values]:
+    """The trained ones that the package carries."""
+    names = {
+        "text": "trained/umt5-q8_0.gguf",
+        "vae": "trained/wan21-vae.safetensors",
+        "low": "trained/wan-i2v-low-q8_0.gguf",
+        "high": "trained/wan-i2v-high-q8_0.gguf",
+    }
+    paths = ensure(names.values())
+    return _of_files({part: export.values(paths[name]) for part, name in names.items()})
+
+
+def _of_files(found: dict[str, Values]) -> dict[str, Values]:
+    """Tensors of model files as the torch modules have them."""
+    found["text"] = {name.removeprefix("enc."): values for name, values in found["text"].items()}
     table = found["text"]["token_embd.weight"]
     rows = [np.zeros_like(table[0]), *(table[i] for i in tokens.used())]
     found["text"]["token_embd.weight"] = np.stack(rows)
@@ -123,6 +142,20 @@ def random() -> dict[str, Values]:
         dim = len(found[expert]["patch_embedding.bias"])
         found[expert]["patch_embedding.weight"] = found[expert]["patch_embedding.weight"].reshape(dim, -1, 1, 2, 2)
     return found
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--package", action="store_true", help="the weights of the preset tiny")
+    source.add_argument("--state", type=Path, help="folder of train.py; what it lacks is random")
+
+
+def chosen(a: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[dict[str, Values], tuple[str, ...]]:
+    """Weights as `add_source` asks for them, and which of them are trained."""
+    found, trained = (package(), ("text", "vae", "low", "high")) if a.package else weights(a.state)
+    if a.state and not trained:
+        parser.error(f"{a.state} has no weights: train.py --state {a.state} makes them")
+    return found, trained
 
 
 def text_size(w: Values) -> TextSize:
@@ -235,7 +268,7 @@ def too_far(found: list[Difference], limits: Limits) -> list[str]:
     said = []
     for d in found:
         module = d.module.split(".")[0]
-        largest, rms = {**ALWAYS, **limits}[module]
+        largest, rms = limits[module]
         if not (d.largest <= largest and d.rms <= rms):
             said.append(f"{d.module}: {d.largest:.1e} and {d.rms:.1e} (rms), at most {largest:.0e} and {rms:.0e}")
     return said
@@ -256,19 +289,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("verb", choices=("make", "check"))
     parser.add_argument("file", type=Path, help="the golden file (.npz)")
-    parser.add_argument("--state", type=Path, help="folder of train.py; what it lacks is of the preset tiny")
+    add_source(parser)
     parser.add_argument("--type", choices=tuple(TRAINED), default="q8_0", help="check: of the linear layers")
     a = parser.parse_args()
-    some, trained = weights(a.state)
-    if a.state and not trained:
-        parser.error(f"{a.state} has no weights: train.py --state {a.state} makes them")
+    some, trained = chosen(a, parser)
     with tempfile.TemporaryDirectory() as scratch:
         if a.verb == "make":
+            a.file.parent.mkdir(parents=True, exist_ok=True)
             save(a.file, make(some, Path(scratch)))
             print(f"{a.file}  {a.file.stat().st_size / 1e6:.2f} MB")
             return
         found = check(dict(np.load(a.file)), some, a.type, Path(scratch))
-    show(f"trained: {', '.join(trained) or 'nothing'}; the rest is of the preset tiny", found)
+    show(f"trained: {', '.join(trained) or 'nothing'}", found)
     if said := too_far(found, limits(a.type, trained)):
         parser.exit(1, "\n".join(said) + "\n")
 

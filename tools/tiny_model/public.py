@@ -1,9 +1,9 @@
 """The same weights in public implementations of the architectures: diffusers' Wan and transformers' umt5.
 
-    python -m tools.tiny_model.public [--state DIR] [--type f32]
+    python -m tools.tiny_model.public [--package | --state DIR] [--type f32]
 
-Compares them with the networks here, on whole clips, and with the engine, as `golden` does. Weights are those of
-`golden.weights`, and the networks' also new ones in the sizes that are trained, with a first frame's input channels.
+Compares them with the networks here, on whole clips, and with the engine, as `golden` does. Weights are as in
+`golden`, and the networks' also new ones in the sizes that are trained, with a first frame's input channels.
 """
 
 import argparse
@@ -214,14 +214,12 @@ def fresh() -> dict[str, Values]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--state", type=Path, help="folder of train.py; parts that it lacks, or all, are the preset's")
+    golden.add_source(parser)
     parser.add_argument("--type", choices=tuple(golden.TRAINED), default="f32", help="of the engine's linear layers")
     a = parser.parse_args()
     print(f"torch {torch.__version__}, diffusers {diffusers.__version__}, transformers {transformers.__version__}")
-    weights, trained = golden.weights(a.state)
-    if a.state and not trained:
-        parser.error(f"{a.state} has no weights: train.py --state {a.state} makes them")
-    print(f"trained: {', '.join(trained) or 'nothing'}; the rest is of the preset tiny")
+    weights, trained = golden.chosen(a, parser)
+    print(f"trained: {', '.join(trained) or 'nothing'}")
     wrong = []
     for title, some in (("new weights", fresh()), ("these weights", weights)):
         found = list(networks(some))

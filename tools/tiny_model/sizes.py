@@ -9,7 +9,8 @@ I2V_EXTRA = 4 + LATENT  # mask and latents of the first frame
 PROMPT_TOKENS = 512  # the engine pads every prompt to this, with zeros behind the text encoder
 TIME_DIM = 256
 
-SHIFT = 3.0  # --flow-shift of the preset
+STEPS, GUIDANCE = 12, 3.5  # --steps and --cfg-scale of the presets
+SHIFT = 3.0  # their --flow-shift
 BOUNDARY = 0.875  # from this sigma up the high-noise expert answers
 
 
