@@ -1,0 +1,118 @@
+"""The packed model's quality: python -m tools.tiny_model.quality cpu --test-lib build/make/test-lib
+                               python -m tools.tiny_model.quality gpu
+
+Renders the held-out captions with plain attention and with SageAttention: on a CPU with the arithmetic of its kernels,
+which a build's test library has. Writes scores and PSNR to benchmarks/results/tiny_model.json and into the table of
+docs/tiny-model.md; on a CPU also the contact sheet there. Fewer captions (--count) are for a look, and write nothing.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tools.tiny_model.grammar import HELD_OUT_COUNT
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "tiny_model.json"
+PAGE = ROOT / "docs" / "tiny-model.md"
+SHEET = ROOT / "docs" / "tiny-model.webp"
+BEGIN, END = "<!-- scores: tools/tiny_model/quality.py -->", "<!-- end of scores -->"
+READ = ("colour", "shape", "direction")
+RIGHT, LOSS, PSNR = 0.9, 0.01, 40.0  # least share of clips, most that SageAttention may take from it, least mean in dB
+
+
+def render(out: Path, options: list[str], library: Path | None = None) -> dict[str, Any]:
+    """What `evaluate` finds; a process of its own, because a process loads one library."""
+    command = [sys.executable, "-m", "tools.tiny_model.evaluate", "--package", "--out", str(out), *options]
+    env = {**os.environ, **({"SDSAGE_LIB_DIR": str(library)} if library else {})}
+    subprocess.run(command, check=True, env=env, cwd=ROOT)
+    found: dict[str, Any] = json.loads((out / "scores.json").read_text(encoding="utf-8"))
+    return found
+
+
+def measure(a: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Both runs on one device."""
+    import sdsage
+
+    devices = [d for d in sdsage.devices() if (d.kind == "cpu") == (a.where == "cpu")]
+    if not devices:
+        raise SystemExit("no GPU: this build or this machine has none")
+    common = ["--device", devices[0].name, "--processes", str(a.processes), "--count", str(a.count)]
+    found: dict[str, Any] = {"device": devices[0].description, "processes": a.processes}
+    found["plain"] = render(work / "plain", common)
+    sage = ["--sage-cpu"] if a.where == "cpu" else ["--sage"]
+    found["sage"] = render(work / "sage", [*common, *sage, "--against", str(work / "plain")], a.test_lib)
+    return found
+
+
+def unmet(results: dict[str, Any]) -> list[str]:
+    """Which aims were missed, in words."""
+    said = []
+    for where, found in results.items():
+        plain, sage = found["plain"], found["sage"]
+        said += [f"{where}: {what} {plain[what]:.1%}, {RIGHT:.0%} wanted" for what in READ if plain[what] < RIGHT]
+        for what in (*READ, "all"):
+            if plain[what] - sage[what] > LOSS + 1e-9:
+                said.append(f"{where}: {what} {plain[what]:.1%}, with SageAttention {sage[what]:.1%}")
+        if sage["psnr_mean"] < PSNR:
+            said.append(f"{where}: SageAttention is {sage['psnr_mean']:.1f} dB from plain attention, {PSNR:g} wanted")
+    return said
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown."""
+    if not results:
+        return "Not measured yet."
+    rows = ["| | colour | shape | direction | all three | PSNR, mean and least | seconds a clip |", "|" + "---|" * 7]
+    for where, found in results.items():
+        for name in ("plain", "sage"):
+            run = found[name]
+            kernels = [k for k in run["attention_calls"] if k != "ordinary"]
+            title = f"SageAttention ({', '.join(kernels)})" if name == "sage" else "plain attention"
+            title += ", its arithmetic on the CPU" if (where, name) == ("cpu", "sage") else ""
+            shares = [f"{run[what]:.1%}".replace("%", " %") for what in (*READ, "all")]
+            psnr = f"{run['psnr_mean']:.1f} dB, {run['psnr_least']:.1f} dB" if name == "sage" else ""
+            cells = (f"{found['device']}, {title}", *shares, psnr, f"{run['seconds_per_clip']:.2f}")
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def filled(page: str, results: dict[str, Any]) -> str:
+    """The page with the table of these results."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("where", choices=("cpu", "gpu"))
+    parser.add_argument("--test-lib", type=Path, help="cpu: a build's folder test-lib, made with SDSAGE_TESTS=ON")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--count", type=int, default=HELD_OUT_COUNT)
+    a = parser.parse_args()
+    if (a.where == "cpu") != (a.test_lib is not None):
+        parser.error("--test-lib is needed with cpu, and has no use with gpu")
+    a.test_lib = a.test_lib and a.test_lib.resolve()
+    with tempfile.TemporaryDirectory() as work:
+        results = {a.where: measure(a, Path(work))}
+        if a.count == HELD_OUT_COUNT:
+            kept = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+            results = dict(sorted({**kept, **results}.items()))
+            RESULT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+            if a.where == "cpu":
+                Image.open(Path(work) / "plain" / "sheet.png").save(SHEET, quality=85, method=6)
+    print(table(results))
+    if said := unmet(results):
+        parser.exit(1, "\n".join(said) + "\n")
+
+
+if __name__ == "__main__":
+    main()
