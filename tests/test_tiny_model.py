@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 sys.path.append(str(ROOT))  # at the end: the package under test stays the one that is installed
 
+from sdsage.tiny import packed
 from sdsage.tiny.tensors import DType
 from sdsage.tiny.umt5 import VOCABULARY
-from tools.tiny_model import arrays, engine, evaluate, export, grammar, reader, scenes, sizes, tokens
+from tools.tiny_model import arrays, engine, evaluate, export, grammar, pack, reader, scenes, sizes, tokens
 
 CLIPS = 14
 
@@ -174,6 +175,54 @@ def test_the_tokens_file_is_sorted_and_small() -> None:
     text = tokens.FILE.read_text(encoding="utf-8")
     assert list(json.loads(text)) == sorted(json.loads(text))
     assert len(text) < 4096
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_model_files_are_read_as_written(dtype: DType, tmp_path: Path) -> None:
+    weights = engine.frame_probe()
+    described = export.dit(weights, dtype, 36)
+    (tmp_path / "a.gguf").write_bytes(export.as_gguf(described, "wan", "a"))
+    found = export.values(tmp_path / "a.gguf")
+    assert found.keys() == weights.keys()
+    for name, values in found.items():
+        away = np.abs(values.reshape(weights[name].shape) - weights[name])
+        assert away.max() <= np.abs(weights[name]).max() / 254  # half a step of Q8_0
+
+
+NAMES = [name for names in pack.ARCHIVES.values() for name in names]
+
+
+def test_packed_files_come_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    t2v = rng.bytes(200_000)
+    files = {name: t2v + name.encode() if name.startswith("wan-") else name.encode() * 99 for name in NAMES}
+    (tmp_path / "old.xz").touch()
+    assert pack.pack(files, tmp_path) < 450_000  # the second of two that are alike takes no room
+    monkeypatch.setattr(packed, "FOLDER", tmp_path)
+    monkeypatch.setattr(packed, "TABLE", tmp_path / "files.json")
+    assert {name: file.build() for name, file in packed.files().items()} == {f"trained/{n}": files[n] for n in NAMES}
+    assert {path.name for path in tmp_path.iterdir()} == {*pack.ARCHIVES, "files.json"}
+
+
+def test_what_is_too_large_for_the_package_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "LIMIT", 1000)
+    files = dict.fromkeys(NAMES, np.random.default_rng(0).bytes(2000))
+    with pytest.raises(
+        ValueError, match=r"the archives have 8\d{3} bytes, and the package takes 1000: fewer --vae-bits"
+    ):
+        pack.pack(files, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_unfinished_weights_are_not_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays.save(tmp_path, "vae.ema", {"a": np.zeros(1, np.float32)}, {"finished": "1"})
+    arrays.save(tmp_path, "low.ema", {"a": np.zeros(1, np.float32)}, {"step": "3"})
+    monkeypatch.setattr(sys, "argv", ["pack", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        pack.main()
+    assert "has no finished text, low, high: train.py makes them" in capsys.readouterr().err
 
 
 # ---- evaluation

@@ -23,7 +23,7 @@ class Verb(NamedTuple):
 VERBS = {
     "vid-gen": Verb(
         "Make a video from text, or from pictures and text.",
-        'sdsage vid-gen --preset tiny -p "a lovely cat" -o cat.mp4',
+        'sdsage vid-gen --preset tiny -p "a red circle moves to the right" -o circle.mp4',
     ),
     "img-gen": Verb(
         "Make pictures from text, or from pictures and text.",

@@ -1,9 +1,9 @@
-"""The packed model's quality: python -m tools.tiny_model.quality cpu --test-lib build/make/test-lib
-                               python -m tools.tiny_model.quality gpu
+"""The packed model's quality: SDSAGE_LIB_DIR=build/make/test-lib python -m tools.tiny_model.quality cpu
 
-Renders the held-out captions with plain attention and with SageAttention: on a CPU with the arithmetic of its kernels,
-which a build's test library has. Writes scores and PSNR to benchmarks/results/tiny_model.json and into the table of
-docs/tiny-model.md; on a CPU also the contact sheet there. Fewer captions (--count) are for a look, and write nothing.
+Renders the held-out captions with plain attention and with SageAttention; `gpu` does so on the first GPU, `cpu` with
+the arithmetic of its kernels, which a build's test-lib has. Writes scores and PSNR to the file of results and into the
+table of docs/tiny-model.md; on a CPU also the contact sheet there. Fewer captions (--count) are for a look, and write
+nothing.
 """
 
 import argparse
@@ -28,11 +28,11 @@ READ = ("colour", "shape", "direction")
 RIGHT, LOSS, PSNR = 0.9, 0.01, 40.0  # least share of clips, most that SageAttention may take from it, least mean in dB
 
 
-def render(out: Path, options: list[str], library: Path | None = None) -> dict[str, Any]:
-    """What `evaluate` finds; a process of its own, because a process loads one library."""
-    command = [sys.executable, "-m", "tools.tiny_model.evaluate", "--package", "--out", str(out), *options]
-    env = {**os.environ, **({"SDSAGE_LIB_DIR": str(library)} if library else {})}
-    subprocess.run(command, check=True, env=env, cwd=ROOT)
+def render(out: Path, options: list[str]) -> dict[str, Any]:
+    """What `evaluate` finds."""
+    subprocess.run(
+        [sys.executable, "-m", "tools.tiny_model.evaluate", "--package", "--out", str(out), *options], check=True
+    )
     found: dict[str, Any] = json.loads((out / "scores.json").read_text(encoding="utf-8"))
     return found
 
@@ -40,7 +40,10 @@ def render(out: Path, options: list[str], library: Path | None = None) -> dict[s
 def measure(a: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Both runs on one device."""
     import sdsage
+    from sdsage._ffi import lib
 
+    if a.where == "cpu" and not hasattr(lib, "sdsage_test_sage_cpu"):
+        raise SystemExit("this library has no SageAttention on a CPU: SDSAGE_LIB_DIR=build/make/test-lib names one")
     devices = [d for d in sdsage.devices() if (d.kind == "cpu") == (a.where == "cpu")]
     if not devices:
         raise SystemExit("no GPU: this build or this machine has none")
@@ -48,7 +51,7 @@ def measure(a: argparse.Namespace, work: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"device": devices[0].description, "processes": a.processes}
     found["plain"] = render(work / "plain", common)
     sage = ["--sage-cpu"] if a.where == "cpu" else ["--sage"]
-    found["sage"] = render(work / "sage", [*common, *sage, "--against", str(work / "plain")], a.test_lib)
+    found["sage"] = render(work / "sage", [*common, *sage, "--against", str(work / "plain")])
     return found
 
 
@@ -93,13 +96,9 @@ def filled(page: str, results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("where", choices=("cpu", "gpu"))
-    parser.add_argument("--test-lib", type=Path, help="cpu: a build's folder test-lib, made with SDSAGE_TESTS=ON")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--count", type=int, default=HELD_OUT_COUNT)
     a = parser.parse_args()
-    if (a.where == "cpu") != (a.test_lib is not None):
-        parser.error("--test-lib is needed with cpu, and has no use with gpu")
-    a.test_lib = a.test_lib and a.test_lib.resolve()
     with tempfile.TemporaryDirectory() as work:
         results = {a.where: measure(a, Path(work))}
         if a.count == HELD_OUT_COUNT:
