@@ -6,11 +6,13 @@ Captions are of combinations that training had none of; what is seen is read by 
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import ROOT
+from tiny_cli import frames_of, run
 
 sys.path.append(str(ROOT))  # at the end: the package under test stays the one that is installed
 
@@ -45,6 +47,24 @@ def test_objects_go_where_the_captions_say(model: Any) -> None:
     assert {int(way) for way in ways[some]} == {1, 2}
     scores = {CAPTIONS[i]: scored(model, int(i), scenes.FRAMES) for i in some}
     assert sum(s.direction and s.colour for s in scores.values()) >= CLIPS - 1, scores
+
+
+def test_a_clip_goes_on_from_its_first_frame() -> None:
+    i = int(np.flatnonzero((SCENES.shape2 < 0) & (SCENES.count == 1))[0])
+    first = scenes.clips(SCENES, np.random.default_rng(1))[i, 0]
+    job = evaluate.job(CAPTIONS[i], i, STEPS, GUIDANCE)
+    job.init_image = first
+    files = evaluate.package_files("tiny-i2v")
+    with evaluate.context(files, device="cpu", vae_decode_only=False) as model:
+        clip = model.generate_video(job).frames
+    assert evaluate.psnr(clip[0], first) > 20
+    assert reader.score(clip, SCENES, i).colour, CAPTIONS[i]
+
+
+def test_the_picture_preset_writes_one_picture(tmp_path: Path) -> None:
+    path = tmp_path / "star.png"
+    run("vid-gen", "--preset", "tiny-image", "-p", "a yellow star", "-t", "1", "-q", "-o", str(path))
+    assert frames_of(path).shape == (1, scenes.SIZE, scenes.SIZE, 3)
 
 
 @pytest.mark.parametrize(("name", "frames"), [("tiny", scenes.FRAMES), ("tiny-image", 1), ("tiny-i2v", scenes.FRAMES)])

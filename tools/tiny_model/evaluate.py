@@ -42,12 +42,12 @@ def model_files(folder: Path, kind: str) -> dict[str, str]:
     }
 
 
-def package_files() -> dict[str, str]:
-    """The same of the preset."""
+def package_files(preset: str = "tiny") -> dict[str, str]:
+    """The same of a preset."""
     from sdsage import presets
 
-    options = presets.load("tiny").options
-    return {option: str(options[option]) for option in presets.files("tiny")}
+    options = presets.load(preset).options
+    return {option: str(options[option]) for option in presets.files(preset)}
 
 
 def missing(a: argparse.Namespace) -> str:
