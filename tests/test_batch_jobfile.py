@@ -120,7 +120,7 @@ def test_defaults_models_and_entries_win_in_this_order() -> None:
     a, b, c = wanted(Path("jobs.yaml"))
     assert (a.verb, a.model, a.raw) == ("img-gen", "flux", {"steps": "3", "cfg_scale": "5", "preset": "tiny-flux"})
     assert (b.verb, b.model) == ("vid-gen", "wan")
-    assert b.raw == {"steps": "1", "cfg_scale": "2", "preset": "tiny-random", "video_frames": "5"}
+    assert b.raw == {"steps": "1", "cfg_scale": "2", "preset": "tiny", "video_frames": "5"}
     assert (c.model, c.raw) == ("", {"model": "other.safetensors", "steps": "9", "cfg_scale": "5"})
 
 

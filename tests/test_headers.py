@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from sdsage._headers import Header, TooLarge, look, read_header, types
 from sdsage.errors import ModelError
-from sdsage.tiny import FILES, gguf, safetensors
+from sdsage.tiny import gguf, safetensors
+from sdsage.tiny.files import RANDOM
 from sdsage.tiny.tensors import DType, Tensor, Uniform
 
 MIB = 2**20
@@ -42,19 +43,19 @@ def read_bounded(path: Path) -> Header:
         return read_header(path)
 
 
-@pytest.mark.parametrize("name", list(FILES))
+@pytest.mark.parametrize("name", list(RANDOM))
 def test_names_shapes_and_places(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
-    content = FILES[name].build()
+    content = RANDOM[name].build()
     file.write_bytes(content)
     header = read_header(file)
-    tensors = FILES[name].tensors()
+    tensors = RANDOM[name].tensors()
     assert {n: t.shape for n, t in header.tensors.items()} == {t.name: t.shape for t in tensors}
     assert header.size == len(content)
     assert header.nbytes == sum(t.nbytes for t in tensors)
     last = tensors[-1]
     place = header.tensors[last.name]
-    assert content[place.begin : place.begin + place.nbytes] == last.data(FILES[name].seed)
+    assert content[place.begin : place.begin + place.nbytes] == last.data(RANDOM[name].seed)
     assert header.metadata["sdsage.recipe"]
     assert header.container == file.suffix[1:]
 
