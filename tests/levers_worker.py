@@ -26,7 +26,7 @@ def run(model: str, levers: str | None, on: bool = True, fault: int = 0, latents
     lib.sdsage_test_levers_cpu(on, fault)
     lib.sdsage_test_levers()
     with sdsage.Context(ctx_params(files(model), engine_levers=levers)) as context:
-        if model == "tiny":
+        if model == "tiny-random":
             result = context.generate_video(small_video(), keep_latents=True)
         else:
             result = context.generate_image(small_image(), keep_latents=True)

@@ -106,6 +106,7 @@ def value_of(option: Option) -> list[str]:
         return [next(c for c in reversed(option.choices) if c != option.default)]
     plain = {
         Kind.TEXT: "Lanczos" if option.name == "--hires-upscaler" else 'grün "猫" 🐈 \\ %d',
+        Kind.LEVERS: "linear,vae",
         Kind.INT: str(option.default + 5 if isinstance(option.default, int) else 96),
         Kind.FLOAT: "0.3",
         Kind.INTS: "[1, 0,1]",

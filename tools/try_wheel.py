@@ -28,6 +28,7 @@ LEFT_OUT = (
     "test_cuda_toolkit.py",
     "test_examples.py",
     "test_gpu_engine.py",
+    "test_levers.py",
     "test_make_wheels.py",
     "test_native.py",
     "test_other_engines.py",

@@ -11,7 +11,7 @@ from .engine import engine
 from .job import check_inputs, set_path
 from .option import DECODE, Kind
 from .options import of_verb
-from .prepare import check_levers, check_mode
+from .prepare import check_mode
 from .report import Reporter
 from .settings import Settings, merge
 
@@ -55,7 +55,6 @@ def check(settings: Settings) -> None:
         BadRequest: with a line for each problem.
     """
     check_mode(settings, "decode")
-    check_levers(settings)
     check_inputs(settings)
     if not settings["latents"]:
         settings.problems.add("LATENTS is missing: give the file, such as NAME.latents.safetensors")

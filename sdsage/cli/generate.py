@@ -18,7 +18,7 @@ from .keeping import Keeping, keep, resumed
 from .loaded import Models
 from .memory import fit
 from .option import IMG
-from .prepare import check_levers, check_mode, check_sage, prepare, ready
+from .prepare import check_mode, check_sage, prepare, ready
 from .record import Run, merged, metadata, summary, summary_lines
 from .repeat import differences, locate
 from .report import Reporter
@@ -38,7 +38,6 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
         show_codecs(settings)
         return
     check_mode(settings, verb.replace("-", "_"))
-    check_levers(settings)
     locate(settings)
     with engine(settings):
         check_sage(settings)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from sdsage._bounds import LEVERS
+
 
 class Kind(Enum):
     """How a value is written: `metavar` is for usage lines, `unit` for the help, `words` for error messages."""
@@ -20,6 +22,7 @@ class Kind(Enum):
     FLOATS = ("X,X,...", "numbers", "numbers such as 14.6,7.8,0")
     INT_PAIR = ("XxY", "two whole numbers", "one or two whole numbers such as 32x24,")
     FLOAT_PAIR = ("XxY", "two numbers", "one or two numbers such as 0.5x0.25,")
+    LEVERS = ("NAME,...", "names", f"default, none, or some of {', '.join(LEVERS)} joined by commas,")
     PAIRS = ("KEY=VALUE,...", "settings", "settings such as threshold=0.25")
 
     def __init__(self, metavar: str, unit: str, words: str) -> None:

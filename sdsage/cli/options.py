@@ -310,8 +310,8 @@ _SPEED = (
            default="auto", default_text="auto, the specified one for the GPU", target="ctx.sage_kernel",
            needs=("--sage-attn",)),
     Option("--engine-levers", "What sdsage computes in place of the engine, on NVIDIA GPUs: default, none, or some of "
-           f"{', '.join(LEVERS)} joined by commas", Panel.SPEED, default="default",
-           default_text="default, what pays on the GPU", unit="names", target="ctx.engine_levers",
+           f"{', '.join(LEVERS)} joined by commas", Panel.SPEED, Kind.LEVERS, default="default",
+           default_text="default, what pays on the GPU", target="ctx.engine_levers",
            verbs=GENERATE | {DECODE}),
     Option("--diffusion-conv-direct", "Convolve directly in the diffusion model and the upscaler", Panel.SPEED, SWITCH,
            target="ctx.diffusion_conv_direct", verbs=GENERATE | {UPSCALE}),

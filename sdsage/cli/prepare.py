@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sdsage._bounds import lever_problem
-
 from .engine import ask
 from .job import Job, Resolved, build, resolve
 from .option import IMG
@@ -108,11 +106,6 @@ def check_mode(settings: Settings, expected: str) -> None:
     verbs = {"vid_gen": "vid-gen", "img_gen": "img-gen", "convert": "convert", "upscale": "upscale"}
     advice = f"run 'sdsage {verbs[mode]}'" if mode in verbs else f"it takes one of {', '.join(verbs)}"
     settings.problems.add(f"--mode {mode} is not the mode of {settings.verb}: {advice}")
-
-
-def check_levers(settings: Settings) -> None:
-    if problem := lever_problem(settings["engine_levers"]):
-        settings.problems.add(f"--engine-levers {problem}")
 
 
 def check_sage(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from sdsage._bounds import lever_problem
 from sdsage.errors import BadRequest
 
 from .habits import VALUES
@@ -70,6 +71,12 @@ def _text(option: Option, raw: Any) -> str:
     if option.kind is Kind.TEXT:
         raw.encode("utf-8")  # a path may hold other bytes, a prompt may not
     return raw
+
+
+def _levers(option: Option, raw: Any) -> str:
+    if lever_problem(_text(option, raw)):
+        raise ValueError
+    return str(raw)
 
 
 def _switch(_: Option, raw: Any) -> bool:
@@ -171,6 +178,7 @@ _PARSERS = {
     Kind.INT: _int,
     Kind.FLOAT: _float,
     Kind.CHOICE: _choice,
+    Kind.LEVERS: _levers,
     Kind.INTS: _ints,
     Kind.FLOATS: _floats,
     Kind.INT_PAIR: _int_pair,

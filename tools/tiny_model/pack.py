@@ -16,8 +16,12 @@ from tools.tiny_model import export
 from tools.tiny_model.evaluate import finished
 
 ARCHIVES = {  # what is alike lies behind each other, nearer than the dictionary is long
-    "high.xz": ("wan-t2v-high-q8_0.gguf", "wan-i2v-high-q8_0.gguf"),
-    "low.xz": ("wan-t2v-low-q8_0.gguf", "wan-i2v-low-q8_0.gguf"),
+    "experts.xz": (
+        "wan-t2v-high-q8_0.gguf",
+        "wan-i2v-high-q8_0.gguf",
+        "wan-t2v-low-q8_0.gguf",
+        "wan-i2v-low-q8_0.gguf",
+    ),
     "umt5.xz": ("umt5-q8_0.gguf",),
     "vae.xz": ("wan21-vae.safetensors",),
 }
