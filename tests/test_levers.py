@@ -120,7 +120,8 @@ def test_a_wrong_name_is_refused_before_any_file(levers: str) -> None:
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
-    command = ["vid-gen", "--preset", "tiny-random", "-p", "a cat", "--engine-levers", "fast", "-o", str(tmp_path / "a.mp4")]
+    output = str(tmp_path / "a.mp4")
+    command = ["vid-gen", "--preset", "tiny-random", "-p", "a cat", "--engine-levers", "fast", "-o", output]
     env = {**os.environ, "PYTHONPATH": PACKAGE}
     done = subprocess.run([sys.executable, "-m", "sdsage", *command], env=env, capture_output=True, text=True)
     assert done.returncode == 2

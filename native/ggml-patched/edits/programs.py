@@ -30,7 +30,7 @@ SD_CLI = Group(
             ">",
             "    bool diffusion_flash_attn   = false;\n",
             "    bool sage_attn              = false;\n    sd_sage_kernel_t sage_kernel = SD_SAGE_KERNEL_AUTO;\n"
-            "    std::string engine_levers = \"default\";\n",
+            '    std::string engine_levers = "default";\n',
         ),
         Edit(
             COMMON,
