@@ -45,6 +45,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 DEFAULT_METHODS = ("flash, no levers", "sage, no levers", "sage, linear", "sage, linear and fuse", "sage")
 SEED, PROMPT = 42, "a lovely cat walking in the garden"
+BUFFER = re.compile(r"(\S+) compute buffer size: +([\d.]+) MB")
 BAR = re.compile(rb"\|[=> ]*\|\s+(\d+)/(\d+) - ")
 
 
@@ -149,13 +150,17 @@ def measure(files: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
     reference: dict[Shape, Any] = {}
     for name in args.methods:
         params = sdsage.SdCtxParams(**files, **METHODS[name])
-        start = time.time()
-        with sdsage.Context(params) as context:
+        start, said = time.time(), []
+        with sdsage.Context(params, on_log=lambda level, text: said.append(text)) as context:  # noqa: B023
             entry: dict[str, Any] = {"load": round(time.time() - start, 2)}
             for shape in args.shapes:
+                said.clear()
                 decode = shape in args.decode
                 run = run_job(context, shape, args.steps, decode)
                 entry[str(shape)] = values = figures(run)
+                values["compute buffers, MiB"] = {
+                    m[1]: round(float(m[2])) for m in BUFFER.finditer("\n".join(said)) if float(m[2]) > 1
+                }
                 if decode:
                     first = reference.setdefault(shape, run)
                     values["finite"] = bool(np.isfinite(run["latents"]).all())
