@@ -28,6 +28,7 @@ DECAYS = {"pictures": 0.998, "vae": 0.998, "trunk": 0.999, "low": 0.999, "high":
 BATCHES = {"pictures": 64, "vae": 32, "trunk": 512, "low": 512, "high": 512}
 KL = 2e-4
 OBJECTS = 8.0  # more that a pixel of an object counts than one of the ground: few pixels are an object's
+LATE = 1.2  # times the minutes that were given, at most
 CROPS = 0.7  # of the VAE's steps are on crops of CROP, the rest on whole clips
 CROP = (9, 64)  # frames, pixels
 WARM, MEASURED = 30, 130  # steps between which the speed is measured
@@ -118,7 +119,9 @@ def run(trainer: state.Trainer, step: Step, minutes: float, log: Path) -> bool:
                 print(json.dumps(entry), flush=True)
             if not np.isfinite(mean):
                 raise SystemExit(f"{trainer.stage}: the loss is {mean} at step {trainer.step}: nothing was written")
-            if time.monotonic() - begun > minutes * 60:
+            # a piece that is nearly through goes on for a while: its rate has to come to its end
+            enough = minutes * 60 * (LATE if trainer.steps and trainer.step > 0.8 * trainer.steps else 1)
+            if time.monotonic() - begun > enough:
                 return trainer.step == trainer.steps
     return True
 
