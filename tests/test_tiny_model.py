@@ -15,7 +15,7 @@ sys.path.append(str(ROOT))  # at the end: the package under test stays the one t
 from sdsage.tiny import packed
 from sdsage.tiny.tensors import DType
 from sdsage.tiny.umt5 import VOCABULARY
-from tools.tiny_model import arrays, engine, evaluate, export, grammar, pack, reader, scenes, sizes, tokens
+from tools.tiny_model import arrays, engine, evaluate, export, grammar, pack, reader, scenes, sizes, tokens, unpack
 
 CLIPS = 14
 
@@ -251,3 +251,13 @@ def test_the_evaluation_says_which_files_are_missing(
     assert stopped.value.code == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+def test_what_is_unpacked_packs_to_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training may go on from the package without a loss beyond what packing cost."""
+    monkeypatch.setattr(sys, "argv", ["unpack", str(tmp_path)])
+    unpack.main()
+    made = dict(export.files(tmp_path, DType.Q8_0, 6))
+    known = packed.files()
+    assert {f"trained/{name}" for name in made} == set(known)
+    assert all(known[f"trained/{name}"].is_whole(content) for name, content in made.items())
