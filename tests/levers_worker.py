@@ -48,6 +48,8 @@ def main() -> None:
             "same": bool((latents == plain).all() and (frames == decoded).all()),
             "counts": counts,
         }
+    lib.sdsage_test_levers_cpu(True, 0)
+    found["chain"] = [lib.sdsage_test_lever_chain(pulled) for pulled in (False, True)]
     json.dump(found, sys.stdout)
 
 

@@ -86,6 +86,13 @@ def test_a_wrong_lever_is_seen(wan: Any, fault: str) -> None:
     assert wan[fault]["latents"] < 40 or wan[fault]["frames"] < 60
 
 
+def test_a_residual_stays_exact_where_only_a_linear_layer_reads_the_sum(wan: Any) -> None:
+    """As in a UNet's last block, and in VACE."""
+    plain, pulled = wan["chain"]
+    assert plain != pulled
+    assert abs(plain - pulled) < 0.02 * max(1.0, abs(plain))
+
+
 def test_flux() -> None:
     """Joint attention, modulation without timesteps of its own per frame, and the decoder of TAESD."""
     run = found_of("tiny-flux", "default")["default"]
@@ -123,7 +130,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     output = str(tmp_path / "a.mp4")
     command = ["vid-gen", "--preset", "tiny-random", "-p", "a cat", "--engine-levers", "fast", "-o", output]
     env = {**os.environ, "PYTHONPATH": PACKAGE}
-    done = subprocess.run([sys.executable, "-m", "sdsage", *command], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", "-m", "sdsage", *command], env=env, capture_output=True, text=True)
     assert done.returncode == 2
     assert "--engine-levers fast can't be used: it takes default, none, or some of linear, fuse, vae" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -59,6 +59,8 @@ AT_EXIT = """
 import contextlib, sys, threading
 sys.path.insert(0, sys.argv[1])
 from conftest import ctx_params, small_image
+import sdsage
+from sdsage import presets
 files = {k: v for k, v in presets.load("tiny-flux").options.items() if str(v).endswith((".gguf", ".safetensors"))}
 ctx = sdsage.Context(ctx_params(files), isolated=sys.argv[2] == "isolated")
 print(ctx.worker_pid, flush=True)

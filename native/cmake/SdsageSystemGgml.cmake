@@ -15,7 +15,7 @@ if(NOT "GGML_MAX_NAME=128" IN_LIST sdsage_definitions)
   message(FATAL_ERROR "sdsage: the ggml in ${ggml_DIR} does not say GGML_MAX_NAME=128 to those who use it: it was built with "
     "another length of names (64 is ggml's own), and its tensors have another size than stable-diffusion.cpp's. ${sdsage_advice}")
 endif()
-set(sdsage_api 1)  # in the edits, group "system-ggml"
+set(sdsage_api 2)  # in the edits, group "system-ggml"
 if(NOT GGML_SDSAGE_API STREQUAL sdsage_api)
   message(FATAL_ERROR "sdsage: the ggml in ${ggml_DIR} has not the edits that SageAttention needs (it says "
     "\"${GGML_SDSAGE_API}\", and this source needs \"${sdsage_api}\"). ${sdsage_advice}")

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
 #include "levers.h"
 #include "sdsage_conv.hpp"
 #include "sdsage_test.h"
@@ -38,6 +40,7 @@ void linear(ggml_tensor * node, const LeverMark & mark, int ith, int nth) {
     int next          = 2;
     const auto row    = [&](int32_t flag) { return mark.flags & flag ? floats(node->src[next++]) : nullptr; };
     const float *bias = row(sdsage::LINEAR_BIAS), *gate = row(sdsage::LINEAR_GATE), *residual = row(sdsage::LINEAR_RESIDUAL);
+    GGML_ASSERT(residual == nullptr || node->type == GGML_TYPE_F32);  // on a GPU it is read in the type of the result
     std::vector<float> all(ggml_nelements(x)), weights(k);
     for (int64_t i = 0; i < ggml_nelements(x); i++) {
         all[i] = ggml_bf16_to_fp32(static_cast<const ggml_bf16_t *>(x->data)[i]);
@@ -223,13 +226,15 @@ void compute(ggml_tensor * node, int ith, int nth, void *) {
     }
 }
 
+bool can_linear(int) { return true; }
+
 bool prefers_linear(int, int64_t tokens) { return tokens >= 2; }
 
 bool can_convert(ggml_type type) { return ggml_get_type_traits(type)->to_float != nullptr; }
 
 bool supports(int, const ggml_tensor *) { return true; }
 
-const sdsage::LeverBackend on_cpu = { prefers_linear, can_convert, supports };
+const sdsage::LeverBackend on_cpu = { can_linear, prefers_linear, can_convert, supports };
 
 }  // namespace
 
@@ -238,6 +243,36 @@ extern "C" {
 void sdsage_test_levers_cpu(bool on, int which_fault) {
     fault = which_fault;
     sdsage::set_cpu_levers(on ? &on_cpu : nullptr, on ? compute : nullptr);
+}
+
+float sdsage_test_lever_chain(bool pulled) {
+    constexpr int64_t N = 64, TOKENS = 8;
+    ggml_context * ctx = ggml_init({ ggml_tensor_overhead() * 32 + ggml_graph_overhead(), nullptr, true });
+    ggml_tensor *first = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, N, N), *second = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, N, N);
+    ggml_tensor *x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, N, TOKENS), *residual = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, N, TOKENS);
+    ggml_tensor * sum    = ggml_add(ctx, ggml_mul_mat(ctx, first, x), residual);
+    ggml_tensor * result = ggml_mul_mat(ctx, second, sum);
+    ggml_cgraph * graph  = ggml_new_graph(ctx);
+    ggml_build_forward_expand(graph, result);
+    ggml_backend_t backend = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    sdsage::pull_levers(ctx, backend, graph, pulled ? sdsage::LEVER_LINEAR : 0, "chain");
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
+    std::vector<float> values(N * N);
+    for (ggml_tensor * t : { first, second, x, residual }) {
+        for (int64_t i = 0; i < ggml_nelements(t); i++) {
+            values[i] = std::sin(0.37f * static_cast<float>(i) + static_cast<float>(t->ne[1])) / (t->type == GGML_TYPE_F16 ? 8.f : 1.f);
+        }
+        std::vector<ggml_fp16_t> halves(values.size());
+        ggml_fp32_to_fp16_row(values.data(), halves.data(), static_cast<int64_t>(values.size()));
+        ggml_backend_tensor_set(t, t->type == GGML_TYPE_F16 ? static_cast<const void *>(halves.data()) : values.data(), 0, ggml_nbytes(t));
+    }
+    ggml_backend_graph_compute(backend, graph);
+    float last = 0.f;
+    ggml_backend_tensor_get(result, &last, ggml_nbytes(result) - sizeof(last), sizeof(last));
+    ggml_backend_buffer_free(buffer);
+    ggml_backend_free(backend);
+    ggml_free(ctx);
+    return last;
 }
 
 const char * sdsage_test_levers(void) {

@@ -28,10 +28,12 @@ static constexpr int64_t FEWEST_TOKENS = 256;
 
 // GPUs for data centres multiply BF16 at full rate with FP32 sums; GeForce and RTX cards at half of it or less, their int8 is four
 // times as fast, and ggml's int8 kernels win there. What tells them apart is the rate of FP64, which only the former have.
+static bool can_linear(int device) { return ggml_cuda_info().devices[device].cc >= GGML_CUDA_CC_AMPERE; }
+
 static bool prefers_linear(int device, int64_t tokens) {
     int ratio = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&ratio, cudaDevAttrSingleToDoublePrecisionPerfRatio, device));
-    return ggml_cuda_info().devices[device].cc >= GGML_CUDA_CC_AMPERE && ratio <= 4 && tokens >= FEWEST_TOKENS;
+    return ratio <= 4 && tokens >= FEWEST_TOKENS;
 }
 
 static bool can_convert(ggml_type type) {
@@ -315,6 +317,11 @@ static const LtPlan & plan_for(int device, int64_t k, int64_t n, int64_t tokens,
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     LT_CHECK(
         cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &LT_WORKSPACE, sizeof(LT_WORKSPACE)));
+    const uint32_t alignment = 16;  // rows are multiples of 8 numbers; ggml aligns to 128, less than is taken for granted here
+    for (auto attribute : { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES }) {
+        LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment)));
+    }
     cublasLtMatmulHeuristicResult_t found = {};
     int count                             = 0;
     LT_CHECK(cublasLtMatmulAlgoGetHeuristic(lt_handle(device), plan.operation, plan.weight, plan.x, plan.residual, plan.result, preference,
@@ -362,7 +369,8 @@ static void compute_linear(ggml_backend_cuda_context & ctx, ggml_tensor * node, 
     const auto given  = [&](int32_t flag) { return mark.flags & flag ? static_cast<const float *>(node->src[next++]->data) : nullptr; };
     const float *bias = given(sdsage::LINEAR_BIAS), *gate = given(sdsage::LINEAR_GATE), *residual = given(sdsage::LINEAR_RESIDUAL);
     const int64_t k = w->ne[0], n = w->ne[1], tokens = ggml_nelements(x) / k;
-    const bool to_bf16  = node->type == GGML_TYPE_BF16;
+    const bool to_bf16 = node->type == GGML_TYPE_BF16;
+    GGML_ASSERT(!to_bf16 || residual == nullptr);
     const LtPlan & plan = plan_for(ctx.device, k, n, tokens, mark.flags, to_bf16);
 
     ggml_cuda_pool_alloc<bf16> weight_memory(ctx.pool());
@@ -394,7 +402,7 @@ bool sdsage_conv_supported(int device, const ggml_tensor * node);
 bool sdsage_conv_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node);
 
 // Named by the edits of ggml-cuda.cu.
-extern const sdsage::LeverBackend sdsage_lever_backend = { prefers_linear, can_convert, sdsage_conv_supported };
+extern const sdsage::LeverBackend sdsage_lever_backend = { can_linear, prefers_linear, can_convert, sdsage_conv_supported };
 
 bool sdsage_lever_supported(int device, const ggml_tensor * node) {
     LeverMark mark;

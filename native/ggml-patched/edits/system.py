@@ -16,7 +16,7 @@ SYSTEM = Group(
             "ggml/CMakeLists.txt",
             ">",
             'project("ggml" C CXX ASM)\n',
-            "set(GGML_MAX_NAME 128)\nset(GGML_SDSAGE_API 1)\nadd_compile_definitions(GGML_MAX_NAME=${GGML_MAX_NAME})\n",
+            "set(GGML_MAX_NAME 128)\nset(GGML_SDSAGE_API 2)\nadd_compile_definitions(GGML_MAX_NAME=${GGML_MAX_NAME})\n",
         ),
         Edit(
             "ggml/cmake/ggml-config.cmake.in",

@@ -27,7 +27,7 @@ bool read_levers(const char * text, unsigned * levers, ggml_backend_t backend = 
 
 enum class LeverOp : int32_t {
     // src: weight [K, N], x BF16 [K, ...], then what the flags say: bias [N], gate [N], residual (as the result).
-    // Result F32 or BF16 [N, ...]: gate * act(weight x + bias) + residual.
+    // Result F32, or BF16 without a residual, [N, ...]: gate * act(weight x + bias) + residual.
     linear,
     to_bf16,  // src: x F32, contiguous
     norm,     // src: x F32 [C, ...], then scale [C], shift [C]. Result F32 or BF16: normalized(x) * scale + shift
@@ -66,6 +66,7 @@ inline bool read_lever(const ggml_tensor * node, LeverMark * mark) {
 // What a ggml backend with levers offers under this name (ggml_backend_reg_get_proc_address).
 #define SDSAGE_LEVERS_PROC "sdsage_levers_v1"
 struct LeverBackend {
+    bool (*can_linear)(int device);
     // Whether BF16 products pay on this device for `tokens` rows, beside ggml's quantized ones.
     bool (*prefers_linear)(int device, int64_t tokens);
     bool (*can_convert)(ggml_type weight);

@@ -43,10 +43,10 @@ int ordinal_of(ggml_backend_dev_t dev) {
     return std::atoi(name.c_str() + std::min(name.size(), name.find_first_of("0123456789")));
 }
 
-bool is_f32(const ggml_tensor * t) { return t->type == GGML_TYPE_F32 && ggml_is_contiguous(t); }
+// As kernels read it: four numbers at a time.
+bool is_f32(const ggml_tensor * t) { return t->type == GGML_TYPE_F32 && ggml_is_contiguous(t) && t->view_offs % 16 == 0; }
 
-// n numbers that a kernel can read four at a time.
-bool is_row(const ggml_tensor * t, int64_t n) { return is_f32(t) && t->ne[0] == n && ggml_nelements(t) == n && t->view_offs % 16 == 0; }
+bool is_row(const ggml_tensor * t, int64_t n) { return is_f32(t) && t->ne[0] == n && ggml_nelements(t) == n; }
 
 // A row that a block of threads holds in registers.
 bool fits_block(int64_t columns) { return columns % 4 == 0 && columns <= 16384; }
@@ -371,7 +371,7 @@ class Search {
         std::memcpy(&precision, node->op_params, sizeof(precision));
         return w->op == GGML_OP_NONE && w->ne[2] == 1 && w->ne[3] == 1 && ggml_is_contiguous(w) && w->type != GGML_TYPE_F32 &&
                backend_.can_convert(w->type) && is_f32(x) && node->type == GGML_TYPE_F32 && node->view_src == nullptr &&
-               precision == GGML_PREC_DEFAULT && w->ne[0] % 8 == 0 && w->ne[1] % 8 == 0 && w->ne[1] >= 64 &&
+               precision == GGML_PREC_DEFAULT && w->ne[0] % 8 == 0 && w->ne[1] % 8 == 0 && w->ne[1] >= 64 && backend_.can_linear(device_) &&
                (named_ ? tokens >= 2 : backend_.prefers_linear(device_, tokens));
     }
 
@@ -385,7 +385,9 @@ class Search {
         while (shapes.back()->op == GGML_OP_RESHAPE && only_user(shapes.back()->src[0]) == shapes.back()) {
             shapes.push_back(shapes.back()->src[0]);
         }
-        const bool ours      = read_lever(shapes.back(), &mark) && (mark.op == LeverOp::norm || mark.op == LeverOp::linear);
+        // a residual is read in the type of the result
+        const bool ours = read_lever(shapes.back(), &mark) &&
+                          (mark.op == LeverOp::norm || (mark.op == LeverOp::linear && !(mark.flags & LINEAR_RESIDUAL)));
         const auto & readers = users(x);
         if (ours && !readers.empty() &&
             std::all_of(readers.begin(), readers.end(), [&](const ggml_tensor * t) { return layers_.count(t) != 0; })) {
