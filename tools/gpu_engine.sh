@@ -55,8 +55,13 @@ if [ -x "$lib/bin/probe_attention" ]; then
 else
     echo "no $lib/bin/probe_attention: the attention cases of tests/test_attention.py are left out, and so is the record"
 fi
+# The VAE's convolutions and norms by themselves: exact results, and times of the decoder's shapes.
+nvcc -std=c++17 -O3 -arch=native -cudart static -I native/ggml-patched/cuda -o "$build/conv_check" native/tests/conv_check.cu native/ggml-patched/cuda/conv.cu &&
+    "$build/conv_check" > "$build/conv.log" 2>&1 || status=1
+tail -3 "$build/conv.log"
 if [ $sanitizer = yes ]; then
     echo "compute-sanitizer memcheck"
+    compute-sanitizer --tool memcheck --error-exitcode 9 "$build/conv_check" small 2>&1 | tail -2 || status=1
     LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" compute-sanitizer --tool memcheck --error-exitcode 9 "$lib/sd-cli" -M vid_gen $("$python" tests/tiny_options.py) \
         -p "a lovely cat" --steps 1 --high-noise-steps 1 --cfg-scale 1 --high-noise-cfg-scale 1 --sage-attn -W 64 -H 64 \
         --video-frames 5 -o "$build/memcheck_%03d.png" 2>&1 | tail -4 || status=1

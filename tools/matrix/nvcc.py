@@ -12,7 +12,7 @@ from upstream import edits_hash
 SAGE = ROOT / "native" / "sage_cuda"
 CMAKE = [ROOT / "CMakeLists.txt", ROOT / "native" / "cmake", ROOT / "native" / "ggml-patched" / "CMakeLists.txt"]
 GLUE = [ROOT / "native" / "ggml-patched" / folder for folder in ("cuda", "glue")]
-GLUE_FILES = ("sage_node.cu", "ggml-cuda.cu")
+GLUE_FILES = ("sage_node.cu", "levers.cu", "conv.cu", "conv_node.cu", "ggml-cuda.cu")
 GLUE_ARCHITECTURES = "80-real;90a-real;120a-real"
 ENTRY = re.compile(rb"\0\.text\.(_ZN4sage\w+)(?=\0)")
 
@@ -62,14 +62,13 @@ def library(kit: Toolkit) -> tuple[int, list[str]]:
 
 
 def glue(kit: Toolkit) -> tuple[int, list[str]]:
-    """What `make cuda-glue` compiles: our file in ggml's CUDA backend, and the one of ggml's that our edits change."""
+    """What `make cuda-glue` compiles: our files in ggml's CUDA backend, and the one of ggml's that our edits change."""
     build = glue_folder(kit.version)
     compiler = f"CMAKE_CUDA_COMPILER={kit.root}/bin/nvcc"
     architectures = f"CMAKE_CUDA_ARCHITECTURES={GLUE_ARCHITECTURES}"
     configure(ROOT, build, "SD_CUDA=ON", "SD_USE_UPSTREAM_GGML=OFF", compiler, architectures)
-    targets = re.findall(
-        r"^(\S*/(?:sage_node|ggml-cuda)\.cu\.o):", run(["ninja", "-C", str(build), "-t", "targets", "all"]), re.M
-    )
+    names = "|".join(map(re.escape, GLUE_FILES))
+    targets = re.findall(rf"^(\S*/(?:{names})\.o):", run(["ninja", "-C", str(build), "-t", "targets", "all"]), re.M)
     if len(targets) != len(GLUE_FILES):
         raise CompileError(f"error: {len(targets)} targets for {GLUE_FILES}")
     run(["ninja", "-C", str(build), "-j", "1", *targets])
