@@ -157,7 +157,7 @@ def test_an_installed_ggml_of_the_edited_tree_is_taken(package: Path, system_ggm
             "does not say GGML_MAX_NAME=128",
         ),
         (CONFIG, 'set(GGML_MAX_NAME "128")', 'set(GGML_MAX_NAME "64")', "does not say GGML_MAX_NAME=128"),
-        (CONFIG, 'set(GGML_SDSAGE_API "1")', 'set(GGML_SDSAGE_API "0")', "has not the edits that SageAttention needs"),
+        (CONFIG, 'set(GGML_SDSAGE_API "2")', 'set(GGML_SDSAGE_API "0")', "has not the edits that SageAttention needs"),
         ("include/ggml.h", "GGML_OP_CUSTOM,", "GGML_OP_CUSTOM, GGML_OP_MORE,", "is of another version"),
         (CONFIG, 'GGML_AVAILABLE_BACKENDS "', 'GGML_AVAILABLE_BACKENDS "ggml-cuda;', "configure with -DSD_CUDA=ON"),
     ],
