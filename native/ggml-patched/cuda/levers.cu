@@ -105,7 +105,6 @@ static __global__ void gated_bias(const float * __restrict__ bias, const float *
 
 // ---- norm, scale and shift; one block a row
 
-template <int VALUES>  // groups of four a thread: a row stays in registers
 static __device__ inline float block_sum(float x) {
     __shared__ float partial[32];
     x = warp_reduce_sum(x);
@@ -118,19 +117,27 @@ static __device__ inline float block_sum(float x) {
     return warp_reduce_sum(x);
 }
 
-template <int VALUES, typename Out>
-static __global__ void norm_kernel(const float * __restrict__ x, const float * __restrict__ scale, const float * __restrict__ shift,
-                                   Out * __restrict__ out, int columns, float eps, float one) {
-    const float4 * row = reinterpret_cast<const float4 *>(x + int64_t(blockIdx.x) * columns);
-    float4 v[VALUES];
-    float sum = 0.f;
+// A row stays in registers, VALUES groups of four a thread; zeros beyond its end.
+template <int VALUES>
+static __device__ inline void load_row(float4 (&v)[VALUES], const float * __restrict__ row, int columns) {
 #pragma unroll
     for (int j = 0; j < VALUES; j++) {
         const int c = j * blockDim.x + threadIdx.x;
-        v[j]        = c < columns / 4 ? row[c] : make_float4(0.f, 0.f, 0.f, 0.f);
+        v[j]        = c < columns / 4 ? reinterpret_cast<const float4 *>(row)[c] : make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+}
+
+template <int VALUES, typename Out>
+static __global__ void norm_kernel(const float * __restrict__ x, const float * __restrict__ scale, const float * __restrict__ shift,
+                                   Out * __restrict__ out, int columns, float eps, float one) {
+    float4 v[VALUES];
+    load_row(v, x + int64_t(blockIdx.x) * columns, columns);
+    float sum = 0.f;
+#pragma unroll
+    for (int j = 0; j < VALUES; j++) {
         sum += v[j].x + v[j].y + v[j].z + v[j].w;
     }
-    const float mean = block_sum<VALUES>(sum) / columns;
+    const float mean = block_sum(sum) / columns;
     float squares    = 0.f;
 #pragma unroll
     for (int j = 0; j < VALUES; j++) {
@@ -139,7 +146,7 @@ static __global__ void norm_kernel(const float * __restrict__ x, const float * _
             squares += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
         }
     }
-    const float factor = rsqrtf(block_sum<VALUES>(squares) / columns + eps);
+    const float factor = rsqrtf(block_sum(squares) / columns + eps);
 #pragma unroll
     for (int j = 0; j < VALUES; j++) {
         const int c = j * blockDim.x + threadIdx.x;
@@ -170,18 +177,16 @@ template <int VALUES>
 static __global__ void rope_kernel(const float * __restrict__ x, const float * __restrict__ weight, const float4 * __restrict__ pe,
                                    float * __restrict__ out, int columns, int head_dim, int64_t tokens, float eps) {
     const int64_t token = blockIdx.x, batch = blockIdx.y;
-    const float4 * row = reinterpret_cast<const float4 *>(x + (batch * tokens + token) * columns);
     float4 v[VALUES];
+    load_row(v, x + (batch * tokens + token) * columns, columns);
     float squares = 0.f;
 #pragma unroll
     for (int j = 0; j < VALUES; j++) {
-        const int c = j * blockDim.x + threadIdx.x;
-        v[j]        = c < columns / 4 ? row[c] : make_float4(0.f, 0.f, 0.f, 0.f);
         squares += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
     }
     float factor = 1.f;
     if (weight) {  // the same for the whole block
-        factor = rsqrtf(block_sum<VALUES>(squares) / columns + eps);
+        factor = rsqrtf(block_sum(squares) / columns + eps);
     }
     pe += token * (head_dim / 2);
     out += batch * tokens * columns + token * head_dim;
