@@ -17,7 +17,7 @@ from sdsage.tiny.tensors import DType
 from sdsage.tiny.umt5 import VOCABULARY
 from tools.tiny_model import arrays, engine, evaluate, export, grammar, pack, reader, scenes, sizes, tokens, unpack
 
-CLIPS = 14
+CLIPS = 20
 
 
 def combinations(s: grammar.Scenes, second: bool = False) -> np.ndarray:
@@ -51,7 +51,7 @@ def test_a_caption_says_what_there_is() -> None:
         assert list(grammar.COLOURS)[some.colour[i]] in said
         assert motion.way == 0 or grammar.DIRECTIONS[motion.way] in said
         assert ("and" in said) == (some.shape2[i] >= 0)
-        assert (("two" in said) or ("three" in said)) == (some.count[i] > 1)
+        assert ("two" in said) == (some.count[i] > 1)
         assert not some.told[i] or list(grammar.GROUNDS)[some.ground[i]] in said
 
 
@@ -86,11 +86,38 @@ def test_objects_stay_in_the_frame(clips: tuple[grammar.Scenes, np.ndarray]) -> 
     some = grammar.sample(rng, 5000)
     o, _ = scenes.layout(some, rng)
     there = o.radius > 0
-    reach = o.radius * scenes.REACH
+    reach = o.radius * scenes.REACH[o.shape.astype(int)]
     for middle, path, hop in ((o.x, o.dx, 0 * o.hop), (o.y, o.dy, o.hop)):
         assert ((middle - abs(path) / 2 - hop - reach) >= 0)[there].all()
         assert ((middle + abs(path) / 2 + reach) <= scenes.UNITS)[there].all()
     assert (there.sum(1) == np.where(some.shape2 >= 0, 2, some.count)).all()
+
+
+def test_no_shape_reaches_farther_than_said() -> None:
+    v, u = np.mgrid[1.6:-1.6:321j, -1.6:1.6:321j]
+    for distance, reach in zip(scenes.SHAPE_DISTANCES, scenes.REACH, strict=True):
+        farthest = np.hypot(u, v)[distance(np, u, v, 1.0) < 0].max()
+        assert reach - 0.03 < farthest <= reach
+
+
+def test_objects_go_far_enough_to_be_seen_to_and_never_meet() -> None:
+    rng = np.random.default_rng(9)
+    some = grammar.sample(rng, 5000)
+    o, _ = scenes.layout(some, rng)
+    ways = np.array([m.way for m in grammar.MOTIONS])
+    pair = some.shape2 >= 0
+    for slot, motion, here in ((0, some.motion, pair | True), (1, some.motion2, pair)):
+        goes = here & (ways[motion] > 0)
+        assert (np.maximum(abs(o.dx), abs(o.dy))[goes, slot] > 1.5 * reader.MOVED).all()
+    reach = o.radius * scenes.REACH[o.shape.astype(int)]
+    across = np.where(ways[some.motion] == 0, ways[some.motion2], ways[some.motion])
+    for way, one, path in (((1, 2), o.y, o.hop), ((3, 4), o.x, 0 * o.hop)):  # halves lie along the motion
+        which = np.flatnonzero(pair & np.isin(across, way))
+        upper = one[which].argmin(1)
+        rows = np.arange(len(which))
+        first = one[which][rows, upper] + reach[which][rows, upper]
+        second = (one - path - reach)[which][rows, 1 - upper]
+        assert (first < second).all()
 
 
 def test_the_reader_reads_the_generators_clips(clips: tuple[grammar.Scenes, np.ndarray]) -> None:
@@ -109,6 +136,28 @@ def test_the_reader_tells_wrong_clips_from_right_ones(clips: tuple[grammar.Scene
         blank = np.full_like(frames[i], 125)
         assert reader.read(blank) == []
         assert not reader.score(blank, some, i).colour
+
+
+def softened(clip: np.ndarray, rng: np.random.Generator, times: int = 4, noise: float = 6.0) -> np.ndarray:
+    """As a VAE of about 28 dB gives it back."""
+    x = clip.astype(np.float32)
+    for axis in (1, 2) * times:
+        wide = np.pad(x, [(1, 1) if a == axis else (0, 0) for a in range(4)], mode="edge")
+        x = sum(share * np.take(wide, range(k, k + x.shape[axis]), axis) for k, share in enumerate((0.25, 0.5, 0.25)))
+    return np.rint((x + rng.normal(0, noise, x.shape)).clip(0, 255)).astype(np.uint8)
+
+
+def test_the_reader_reads_soft_and_noisy_clips() -> None:
+    """Eight of each shape: none of them by rule what it isn't, at the sharpness that the VAE has."""
+    rng = np.random.default_rng(10)
+    many = grammar.sample(rng, 400)
+    some = many.take(np.concatenate([np.flatnonzero(many.shape == k)[:8] for k in range(len(grammar.SHAPES))]))
+    clips = scenes.clips(some, rng)
+    soft = [softened(clip, rng) for clip in clips]
+    assert 27 < np.mean([evaluate.psnr(a, b) for a, b in zip(clips, soft, strict=True)]) < 29.5
+    found = reader.shares([reader.score(clip, some, i) for i, clip in enumerate(soft)])
+    assert found["shape"] == found["direction"] == 1.0
+    assert found["colour"] >= 0.98
 
 
 def test_the_reader_counts(clips: tuple[grammar.Scenes, np.ndarray]) -> None:

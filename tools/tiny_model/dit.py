@@ -5,6 +5,7 @@ with the logarithm of their number added to its logit stands for all: the same r
 """
 
 import math
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,7 @@ class SelfAttention(nn.Module):
         return self.o(attend(q, k, v, bias).transpose(1, 2).flatten(2))
 
 
+@cache
 def positions(t: int, h: int, w: int, device: torch.device) -> Tensor:
     """Angles of the rotary embedding, cos and sin: 2 x tokens x HEAD/2."""
     grid = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in (t, h, w)), indexing="ij")
@@ -108,8 +110,25 @@ class Wan(nn.Module):
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.blocks = nn.ModuleList(Block(dim, size.ffn) for _ in range(size.blocks))
         self.head = Head(dim)
+        self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """First weights. Padding counts as hundreds of tokens (`padding_bias`) and would get 95 % of the attention to
+        the prompt, so that little is learned of words. Here words and padding lie on either side of 0 in one direction,
+        and all queries look to the side of the words.
+        """
         nn.init.zeros_(self.head.head.weight)
         nn.init.zeros_(self.head.head.bias)
+        first, _, last = self.text_embedding
+        nn.init.zeros_(first.bias)  # padding is 0 behind it, words' channels are above 0 on average
+        dim = last.weight.shape[0]
+        last.weight += 4 / dim
+        nn.init.constant_(last.bias, -0.25)
+        for block in self.blocks:
+            side = torch.randn(dim).sign()
+            block.cross_attn.q.bias.copy_(0.2 * side)
+            block.cross_attn.k.weight += side[:, None] / dim
 
     def forward(self, x: Tensor, sigma: Tensor, text: Tensor, lengths: Tensor) -> Tensor:
         """`text` is b x L x width with zeros behind the `lengths` tokens of each prompt, and at least one such."""
@@ -138,5 +157,5 @@ def padding_bias(lengths: Tensor, columns: int) -> Tensor:
     at = torch.arange(columns, device=lengths.device)[None]
     n = lengths[:, None]
     many = (PROMPT_TOKENS - n).float().log()
-    bias = torch.where(at < n, torch.zeros_like(many), torch.where(at == n, many, many.new_tensor(-1e4)))
+    bias = torch.where(at < n, torch.zeros_like(many), torch.where(at == n, many, -1e4))
     return bias[:, None, None]

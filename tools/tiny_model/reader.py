@@ -1,8 +1,9 @@
 """Reads clips by rule: which colours there are, which shape each has and where it goes. NumPy only.
 
-A colour's pixels are those that are nearest to it among all objects' colours and the ground's. The shape is the one
-whose outline, turned and scaled to the same area, covers the pixels best, over several frames. The direction is how the
-middle of the pixels moves.
+A colour's pixels are those that are nearest to it among all objects' colours and the ground's; where two colours run
+into each other there is a third, but never several pixels deep. The shape is the one whose outline, turned, scaled to
+the same area and perhaps blurred, covers the pixels best, over several frames. The direction is how the middle of the
+pixels moves.
 """
 
 import math
@@ -17,14 +18,15 @@ from tools.tiny_model.scenes import SHAPE_DISTANCES, UNITS
 
 NEAR = 95.0  # farthest distance in RGB of a pixel from its colour
 CORE = 3  # of a pixel's four neighbours that must have its colour: rims of mixed colours fall out
-CORE_LOSS = 1.06  # what it costs in area, about
-SMALLEST = 30  # pixels of an object, in a frame 96 wide
+DEEP = 2  # pixels around one that have its colour too, somewhere in every object
+SMALLEST = 60  # pixels of an object, in a frame 96 wide
 PIECE = 0.4  # smaller pieces of a colour, in parts of the largest, are not objects
 MOVED = 7.0  # pixels of a frame 96 wide: less is no motion
 VIEWS = 7  # frames whose shape is looked at
 SOFTER = 2  # outlines whose corners are rounded, a little and more, beside the sharp ones
-TURNS = np.deg2rad(np.arange(0, 360, 10))
-PERIODS = (1, 9, 12, 8, 9, 1)  # of TURNS that give a shape different views; the ring's and the circle's give one
+PERIODS = (0, 90, 120, 72, 90, 0)  # degrees after which a shape looks the same; the circle and the ring always do
+VIEW_TURN = 7.5  # degrees from one outline to the next
+GRID = np.linspace(-1.1, 1.1, 47, dtype=np.float32)  # where shapes are compared, in roots of their area
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def read(frames: NDArray[np.uint8]) -> list[Found]:
         if np.median(areas) < SMALLEST * scale**2 * 0.8:
             continue
         here = np.flatnonzero(areas >= 0.5 * np.median(areas))
-        if len(here) < max(1, len(frames) // 2):
+        if len(here) < max(1, len(frames) // 2) or np.median([_deep(masks[i]) for i in here]) < 1:
             continue
         pieces = [_pieces(masks[i]) for i in here]
         big = [[p for p in each if p.sum() >= PIECE * each[0].sum()] for each in pieces]
@@ -86,24 +88,31 @@ def _core(kinds: NDArray) -> NDArray[np.bool_]:
     return np.asarray(sum((a == kinds).astype(int) for a in around) >= CORE)
 
 
+def _deep(mask: NDArray[np.bool_]) -> int:
+    """Pixels that are DEEP inside."""
+    n = 2 * DEEP + 1
+    return int(np.lib.stride_tricks.sliding_window_view(mask, (n, n)).all((2, 3)).sum())
+
+
 def _middle(mask: NDArray) -> NDArray[np.float64]:
     rows, columns = np.nonzero(mask)
     return np.array([columns.mean(), rows.mean()])
 
 
 def _pieces(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-    """Connected pieces, the largest first: labels spread to neighbours until nothing changes."""
+    """Connected pieces, the largest first: labels sweep to and fro until nothing changes."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     part = np.s_[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     inside = mask[part]
     labels = np.where(inside, np.arange(1, inside.size + 1).reshape(inside.shape), 0)
-    while True:
-        wide = np.pad(labels, 1)
-        spread = np.maximum.reduce([labels, wide[:-2, 1:-1], wide[2:, 1:-1], wide[1:-1, :-2], wide[1:-1, 2:]])
-        spread = np.where(inside, spread, 0)
-        if (spread == labels).all():
-            break
-        labels = spread
+    before = np.zeros_like(labels)
+    while (labels != before).any():
+        before = labels.copy()
+        for lines, there in ((labels, inside), (labels.T, inside.T)):
+            for way in (1, -1):
+                swept, open_ = lines[::way], there[::way]
+                for k in range(1, len(swept)):
+                    swept[k] = np.maximum(swept[k], swept[k - 1]) * open_[k]
     values, counts = np.unique(labels[labels > 0], return_counts=True)
     found = []
     for value in values[np.argsort(-counts)][:8]:
@@ -128,45 +137,47 @@ def direction_of(middles: NDArray[np.float64], scale: float) -> str:
 
 def shape_of(masks: list[NDArray[np.bool_]]) -> str:
     """The shape that covers all masks best."""
+    outlines, kinds = _outlines()
     scores = np.zeros(len(SHAPES))
     for mask in masks:
-        box, outlines = _patch(mask)
-        scores += np.array([max(_overlap(box, o) for o in outlines[k]) for k in range(len(SHAPES))])
+        box = _normal(mask)
+        both = outlines @ box
+        overlap = both / (outlines.sum(1) + box.sum() - both)
+        scores += [overlap[kinds == kind].max() for kind in range(len(SHAPES))]
     return SHAPES[int(scores.argmax())]
 
 
-def _patch(mask: NDArray[np.bool_]) -> tuple[NDArray[np.float32], list[list[NDArray[np.float32]]]]:
-    """The mask about its middle, and outlines of its area on a grid of the same size."""
-    area = float(mask.sum())
+def _normal(mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """The mask about its middle on GRID, between pixels linearly."""
     x, y = _middle(mask)
-    radius = math.ceil(1.5 * math.sqrt(area)) + 1
-    rows, columns = np.mgrid[-radius : radius + 1, -radius : radius + 1]
-    r, c = np.rint(rows + y).astype(int), np.rint(columns + x).astype(int)
-    inside = (r >= 0) & (r < mask.shape[0]) & (c >= 0) & (c < mask.shape[1])
-    box = np.where(inside, mask[r.clip(0, mask.shape[0] - 1), c.clip(0, mask.shape[1] - 1)], False)
-    shift = (round(float(y - np.rint(y)) * 4) / 4, round(float(x - np.rint(x)) * 4) / 4)
-    outlines = [_outlines(k, radius, round(area / 6) * 6 or 6, shift) for k in range(len(SHAPES))]
-    return box.astype(np.float32), outlines
+    side = math.sqrt(float(mask.sum()))
+    wide = np.pad(mask, 1).astype(np.float32)  # outside there is nothing
+    found = wide
+    for axis, middle in ((0, y), (1, x)):
+        at = (GRID * side + middle + 1).clip(0, wide.shape[axis] - 1.001)
+        low = at.astype(int)
+        share = (at - low).reshape(-1, 1) if axis == 0 else at - low
+        found = np.take(found, low, axis) * (1 - share) + np.take(found, low + 1, axis) * share
+    return np.asarray(found, np.float32).ravel()
 
 
 @cache
-def _outlines(kind: int, radius: int, area: int, shift: tuple[float, float]) -> list[NDArray[np.float32]]:
-    """A shape of this area in all its turns, its middle of mass `shift` off the grid's."""
-    v, u = (a.astype(np.float32) for a in np.mgrid[-radius : radius + 1, -radius : radius + 1])
-    v, u = v - shift[0], u - shift[1]
-    r = math.sqrt(area * CORE_LOSS / _unit_area(kind))
-    off = _unit_middle(kind) * r
-    found = []
-    for angle in TURNS[: PERIODS[kind] * 4 : 2] if PERIODS[kind] > 1 else TURNS[:1]:
-        cos, sin = math.cos(angle), math.sin(angle)
-        x, y = u * cos + v * sin, u * sin - v * cos + off
-        outline = (SHAPE_DISTANCES[kind](np, x, y, np.float32(r)) < 0).astype(np.float32)
-        for _ in range(SOFTER + 1):
-            hard = outline > 0.5
-            found.append((hard & _core(hard[None])[0]).astype(np.float32))
-            for _ in range(max(1, round(r / 5))):
-                outline = _blurred(outline)
-    return found
+def _outlines() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """All shapes of area 1 in all their turns, sharp and blurred, on GRID about their middle of mass; their kinds."""
+    u, v = np.meshgrid(GRID, -GRID)
+    found, kinds = [], []
+    for kind, period in enumerate(PERIODS):
+        r = _unit_area(kind) ** -0.5
+        for angle in np.deg2rad(np.arange(0, max(period, 1), VIEW_TURN)):
+            cos, sin = math.cos(angle), math.sin(angle)
+            x, y = u * cos + v * sin, v * cos - u * sin + _unit_middle(kind) * r
+            outline = (0.5 - SHAPE_DISTANCES[kind](np, x, y, np.float32(r)) / (GRID[1] - GRID[0])).clip(0, 1)
+            for _ in range(SOFTER + 1):
+                found.append((outline > 0.5).astype(np.float32).ravel())
+                kinds.append(kind)
+                for _ in range(2):
+                    outline = _blurred(outline)
+    return np.array(found), np.array(kinds)
 
 
 def _blurred(image: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -192,11 +203,6 @@ def _unit_middle(kind: int) -> float:
     """How high the middle of mass lies above the shape's own middle."""
     rows = np.nonzero(_unit(kind))[0]
     return float(1.5 - rows.mean() / 100)
-
-
-def _overlap(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    both = float((a * b).sum())
-    return both / (float(a.sum() + b.sum()) - both)
 
 
 # ---- scores

@@ -15,13 +15,14 @@ from tools.tiny_model.grammar import COLOURS, GROUNDS, MOTIONS, Scenes
 
 FRAMES, SIZE, UNITS = 17, 96, 96.0
 
-RADII = np.array([[12.0, 16.0, 20.0], [10.5, 12.5, 15.0], [8.5, 9.3, 10.0]])  # [number of objects - 1][size]
-PAIR_RADII = np.array([10.5, 12.0, 13.5])  # of two different objects
-REACH = 1.35  # no shape is farther than this from its middle, in radii
-PATHS = np.array([22.0, 36.0, 50.0])  # by speed
-HOP, HOPS = 20.0, 2
-HALF_TURNS = math.pi  # over the whole clip, clockwise
-EDGE = 2.0
+# The VAE has a latent for 8 pixels and the transformer a token for 16: a shape has to be larger to be one.
+RADII = np.array([[16.0, 21.0, 26.0], [13.0, 14.5, 16.0]])  # [number of objects - 1][size]
+PAIR_RADII = np.array([12.5, 14.0, 15.5])  # of two different objects
+REACH = np.array([1.0, 1.25, 1.35, 1.35, 1.26, 1.11])  # how far a shape's rim is from its middle at most, in radii
+PATHS = np.array([20.0, 32.0, 44.0])  # by speed
+HOP, HOPS = 14.0, 2
+TURN = math.pi / 2  # over the whole clip, clockwise
+EDGE, GAP = 1.0, 4.0  # pixels to the frame's rim, and between equal objects
 OBJECT = 55  # of 255: no texture is so far from the middle of its ground, and every object is, but white before white
 
 
@@ -35,7 +36,7 @@ class _Arrays:
 
 @dataclass(frozen=True)
 class Objects(_Arrays):
-    """What is drawn: float arrays of n clips x up to 3 objects. `radius` is 0 where there is none."""
+    """What is drawn: float arrays of n clips x up to 2 objects. `radius` is 0 where there is none."""
 
     shape: Any
     red: Any
@@ -53,14 +54,13 @@ class Objects(_Arrays):
 
 @dataclass(frozen=True)
 class Grounds(_Arrays):
-    """n x 1: colour, kind of texture, its direction, phase and strength."""
+    """n x 1: colour, kind of texture, its direction and strength."""
 
     red: Any
     green: Any
     blue: Any
     texture: Any
     direction: Any
-    phase: Any
     strength: Any
 
 
@@ -69,7 +69,7 @@ def layout(scenes: Scenes, rng: np.random.Generator) -> tuple[Objects, Grounds]:
     n = len(scenes)
     pair = scenes.shape2 >= 0
     size = np.where(pair, PAIR_RADII[scenes.size], RADII[scenes.count - 1, scenes.size])
-    columns: dict[str, NDArray[np.float64]] = {f.name: np.zeros((n, 3)) for f in fields(Objects)}
+    columns: dict[str, NDArray[np.float64]] = {f.name: np.zeros((n, 2)) for f in fields(Objects)}
 
     across = _across(scenes, rng)  # halves are left and right, else upper and lower
     first_half = rng.random(n) < 0.5
@@ -77,13 +77,14 @@ def layout(scenes: Scenes, rng: np.random.Generator) -> tuple[Objects, Grounds]:
         motion = scenes.motion2 if second else scenes.motion
         way, bounces, turns = (np.array([getattr(m, a) for m in MOTIONS])[motion] for a in ("way", "bounces", "turns"))
         r = PAIR_RADII[scenes.size2] if second else size
-        reach = r * REACH
+        shape = scenes.shape2 if second else scenes.shape
+        reach = r * REACH[shape]
         low = np.where(pair & (first_half == second), UNITS / 2, 0.0)
         high = np.where(pair & (first_half != second), UNITS / 2, UNITS)
         x0, x1 = np.where(across, low, 0.0), np.where(across, high, UNITS)
         y0, y1 = np.where(across, 0.0, low), np.where(across, UNITS, high)
 
-        step = 2 * reach + 4.0  # from one of several equal objects to the next
+        step = 2 * reach + GAP  # from one of several equal objects to the next
         row = (scenes.count - 1) * step / 2 if not second else np.zeros(n)
         upright = np.isin(way, (1, 2)) | ((way == 0) & (rng.random(n) < 0.5))  # the row stands across the motion
         wide, tall = reach + np.where(upright, 0.0, row), reach + np.where(upright, row, 0.0)
@@ -97,12 +98,12 @@ def layout(scenes: Scenes, rng: np.random.Generator) -> tuple[Objects, Grounds]:
         colour = np.array(list(COLOURS.values()))[scenes.colour2 if second else scenes.colour]
         colour = (colour + rng.uniform(-6, 6, (n, 1))).clip(0, 255)
         angle = rng.uniform(-0.12, 0.12, n)
-        for k in range(1 if second else 3):
-            slot = 2 if second else k
+        for k in range(1 if second else 2):
+            slot = 1 if second else k
             here = pair if second else k < scenes.count
             off = (k - (scenes.count - 1) / 2) * step * here
             values = (
-                scenes.shape2 if second else scenes.shape,
+                shape,
                 *(colour.T / 127.5 - 1),
                 r,
                 x + np.where(upright, 0.0, off),
@@ -111,7 +112,7 @@ def layout(scenes: Scenes, rng: np.random.Generator) -> tuple[Objects, Grounds]:
                 dy,
                 hop,
                 angle,
-                turns * HALF_TURNS,
+                turns * TURN,
             )
             for field, value in zip(fields(Objects), values, strict=True):
                 columns[field.name][:, slot] = np.where(here, value, columns[field.name][:, slot])
@@ -120,9 +121,8 @@ def layout(scenes: Scenes, rng: np.random.Generator) -> tuple[Objects, Grounds]:
     grounds = Grounds(
         *(ground.clip(0, 255) / 127.5 - 1).T[..., None],
         texture=scenes.texture[:, None].astype(float),
-        direction=(rng.integers(4, size=(n, 1)) * math.pi / 4),
-        phase=rng.uniform(0, 2 * math.pi, (n, 1)),
-        strength=rng.uniform(0.12, 0.18, (n, 1)) * (scenes.texture[:, None] > 0),
+        direction=(rng.integers(2, size=(n, 1)) * math.pi / 4),
+        strength=rng.uniform(0.1, 0.15, (n, 1)) * (scenes.texture[:, None] > 0),
     )
     return Objects(**columns), grounds
 
@@ -198,8 +198,8 @@ def _cover(xp: Any, one: Objects, px: Any, py: Any, at: Any, scale: float) -> An
 def _texture(xp: Any, px: Any, py: Any, g: Grounds) -> Any:
     period = 2 * math.pi / 16
     cos, sin = xp.cos(_wide(g.direction)), xp.sin(_wide(g.direction))
-    u = (px * cos + py * sin) * period + _wide(g.phase)
-    v = (py * cos - px * sin) * period + _wide(g.phase)
+    u = (px * cos + py * sin) * period
+    v = (py * cos - px * sin) * period
     striped = (3 * xp.sin(u)).clip(-1, 1)
     checkered = (4 * xp.sin(u) * xp.sin(v)).clip(-1, 1)
     dotted = (4 * (xp.cos(u) + xp.cos(v) - 1.1)).clip(-1, 1)
@@ -225,7 +225,7 @@ def _triangle(xp: Any, u: Any, v: Any, r: Any) -> Any:
 
 def _star(xp: Any, u: Any, v: Any, r: Any) -> Any:
     """Five tips: folded onto half a tip, where the rim is one line."""
-    tip, inner, angle = 1.35 * r, 0.58 * r, math.pi / 5
+    tip, inner, angle = 1.35 * r, 0.54 * r, math.pi / 5
     u = abs(u)
     for _ in range(2):
         over = (u * math.cos(angle) - v * math.sin(angle)).clip(0, None)
@@ -236,11 +236,11 @@ def _star(xp: Any, u: Any, v: Any, r: Any) -> Any:
 
 def _cross(xp: Any, u: Any, v: Any, r: Any) -> Any:
     u, v = abs(u), abs(v)
-    return xp.minimum(xp.maximum(u - 1.15 * r, v - 0.4 * r), xp.maximum(u - 0.4 * r, v - 1.15 * r))
+    return xp.minimum(xp.maximum(u - 1.2 * r, v - 0.37 * r), xp.maximum(u - 0.37 * r, v - 1.2 * r))
 
 
 def _ring(xp: Any, u: Any, v: Any, r: Any) -> Any:
-    return abs(xp.sqrt(u * u + v * v) - 0.82 * r) - 0.27 * r
+    return abs(xp.sqrt(u * u + v * v) - 0.85 * r) - 0.26 * r
 
 
 SHAPE_DISTANCES = (_circle, _square, _triangle, _star, _cross, _ring)

@@ -1,5 +1,7 @@
 """The umt5 encoder with small widths. Its module names are the engine's; `export` gives them llama.cpp's."""
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -51,17 +53,18 @@ class Umt5(nn.Module):
         n = rows.shape[1]
         inside = torch.arange(n, device=rows.device)[None] < lengths[:, None]
         mask = torch.where(inside, 0.0, -1e9)[:, None, None]
-        x, where = self.token_embd(rows), buckets(n).to(rows.device)
+        x, where = self.token_embd(rows), buckets(n, rows.device)
         for layer in self.blk:
             x = layer(x, where, mask)
         return self.output_norm(x) * inside[..., None]
 
 
-def buckets(n: int) -> Tensor:
+@cache
+def buckets(n: int, device: torch.device) -> Tensor:
     """[query, key]: distances up to 7 each on their own, farther ones in steps of growing width, either side apart."""
     distance = torch.arange(n)[None] - torch.arange(n)[:, None]
     half, near = BUCKETS // 2, BUCKETS // 4
     away = distance.abs()
     steps = torch.log(away.clamp(min=1).float() / near) / torch.log(torch.tensor(FAR / near)) * (half - near)
     far = (near + steps.long()).clamp(max=half - 1)
-    return torch.where(away < near, away, far) + half * (distance > 0)
+    return (torch.where(away < near, away, far) + half * (distance > 0)).to(device)

@@ -32,6 +32,12 @@ def used() -> tuple[int, ...]:
     return tuple(sorted({EOS, SPACE, *(i for ids in table().values() for i in ids)}))
 
 
+def unused() -> list[int]:
+    """Rows of the text encoder's table that no caption uses any more: training knows nothing of them."""
+    said = {i for word in grammar.words() for i in table()[word]} | {EOS, SPACE} | set(table()[","])
+    return [k + 1 for k, token in enumerate(used()) if token not in said]
+
+
 def encode(text: str) -> list[int]:
     """Token ids of a prompt, the end included. Words that captions do not have are refused."""
     words = text.replace(".", " .").replace(",", " ,").split()

@@ -1,53 +1,59 @@
-"""Trains the tiny model in pieces: python -m tools.tiny_model.train --stage vae --minutes 8 --state DIR
+"""Trains the tiny model in pieces: python -m tools.tiny_model.train --state DIR pictures:1.5 vae:5
 
-Stages are pictures and vae (the VAE on single frames, then on clips), trunk (text encoder and one diffusion transformer
-for all noise), low and high (the two experts, from the trunk). A piece that ends early is gone on with by the same
-command. See README.md.
+A piece is a stage and its minutes. Stages are pictures and vae (the VAE on single frames, then on clips), stills and
+trunk (text encoder and one diffusion transformer for all noise, on pictures, then on clips), low and high (the two
+experts, from the trunk). Stages that are finished are skipped, one that ended early is gone on with. See README.md.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tools.tiny_model import arrays, data, flow, state, tokens
-from tools.tiny_model.dit import Wan
-from tools.tiny_model.scenes import FRAMES
+from tools.tiny_model.dit import Block, Head, Wan
+from tools.tiny_model.scenes import FRAMES, SIZE
 from tools.tiny_model.sizes import I2V, TEXT, VAE
-from tools.tiny_model.text import Umt5
+from tools.tiny_model.text import Layer, Umt5
 from tools.tiny_model.vae import LAYOUTS, WanVae
 
-STAGES = ("pictures", "vae", "trunk", "low", "high")
-RATES = {"pictures": 5e-4, "vae": 4e-4, "trunk": 1.5e-3, "low": 7e-4, "high": 7e-4}
-DECAYS = {"pictures": 0.998, "vae": 0.998, "trunk": 0.999, "low": 0.999, "high": 0.999}
-BATCHES = {"pictures": 64, "vae": 32, "trunk": 512, "low": 512, "high": 512}
-KL = 2e-4
+STAGES = ("pictures", "vae", "stills", "trunk", "low", "high")
+RATES = {"pictures": 5e-4, "vae": 4e-4, "stills": 1.5e-3, "trunk": 1.2e-3, "low": 7e-4, "high": 7e-4}
+DECAYS = {"pictures": 0.998, "vae": 0.998, "stills": 0.999, "trunk": 0.999, "low": 0.999, "high": 0.999}
+BATCHES = {"pictures": 64, "vae": 32, "stills": 1024, "trunk": 512, "low": 512, "high": 512}
+KL = 5e-4
 OBJECTS = 8.0  # more that a pixel of an object counts than one of the ground: few pixels are an object's
 LATE = 1.2  # times the minutes that were given, at most
 CROPS = 0.7  # of the VAE's steps are on crops of CROP, the rest on whole clips
 CROP = (9, 64)  # frames, pixels
+FOOTAGE, STILLS = 0.25, 2.0  # clips that the VAE learns from, and pictures that are encoded, for each encoded clip
+PICTURES = 10  # one of so many batches of trunk, low and high has one frame
 WARM, MEASURED = 30, 130  # steps between which the speed is measured
 
 Step = Callable[[int, float], Tensor]  # number and share of all steps to a loss
+Made = TypeVar("Made")
 
 
-def vae_steps(vae: WanVae, stage: str, batch: int, seed: int, device: torch.device) -> Step:
+def vae_steps(vae: WanVae, stage: str, source: data.Footage, batch: int, seed: int, device: torch.device) -> Step:
     """Reconstruction: absolute and squared differences, and a little pull of the latents to a normal distribution."""
 
     def step(number: int, share: float) -> Tensor:
         rng = np.random.default_rng((seed, 1, STAGES.index(stage), number))
-        crops = stage == "vae" and share < CROPS
-        whole = stage == "vae" and not crops
-        clips, _ = data.draw(rng, max(1, batch // 4) if whole else batch, device, 1 if stage == "pictures" else FRAMES)
-        if crops:
-            clips = data.crop(clips, rng, *CROP)
-        weight = 1 + OBJECTS * data.objects(clips)
         noise = torch.Generator(device).manual_seed((seed * 7 + STAGES.index(stage)) * 1_000_003 + number)
+        if stage == "pictures":
+            clips, there = source.some(batch, rng, noise, 1, SIZE, SIZE)
+        elif share < CROPS:
+            clips, there = source.some(batch, rng, noise, CROP[0], CROP[1], CROP[1])
+        else:
+            clips, there = source.some(max(1, batch // 4), rng, noise, FRAMES, SIZE, SIZE)
+        weight = 1 + OBJECTS * there
         with _fast(device):
             mean, spread = vae.moments(clips)
             z = mean + (spread / 2).exp() * torch.randn(mean.shape, generator=noise, device=device)
@@ -64,19 +70,21 @@ class Trunk(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.text, self.dit = Umt5(TEXT, len(tokens.used())), Wan(I2V, TEXT)
+        with torch.no_grad():
+            self.text.token_embd.weight[tokens.unused()] = 0
 
 
 def flow_steps(
     dit: nn.Module, text: nn.Module, stage: str, source: data.Pool, batch: int, seed: int, device: torch.device
 ) -> Step:
     """Velocity of the straight line from clip to noise, at times spread as the sampler's are."""
-    empty, (first, last) = data.empty_prompt(device), flow.part_of(stage)
+    empty = data.empty_prompt(device)
 
     def step(number: int, share: float) -> Tensor:
         random = torch.Generator(device).manual_seed((seed * 7 + STAGES.index(stage)) * 1_000_003 + number)
-        b = data.batch(source, batch, random, empty)
+        b = data.batch(source, batch, random, empty, stage == "stills" or number % PICTURES == PICTURES - 1)
         noise = torch.randn(b.latents.shape, generator=random, device=device)
-        sigma = flow.shifted(first + (last - first) * torch.rand(batch, generator=random, device=device))
+        sigma = flow.shifted(flow.times(stage, torch.rand(batch, generator=random, device=device)))
         mix = sigma.view(-1, 1, 1, 1, 1)
         x = b.latents * (1 - mix) + noise * mix
         with _fast(device):
@@ -129,7 +137,7 @@ def run(trainer: state.Trainer, step: Step, minutes: float, log: Path) -> bool:
 @torch.no_grad()
 def normalise(vae: WanVae, seed: int, device: torch.device, clips: int) -> None:
     """Gives the latents the mean and deviation that the engine expects, as measured on so many clips."""
-    rng, found = np.random.default_rng((seed, 2)), []
+    rng, found = np.random.default_rng((seed, 5)), []
     with _fast(device):
         for _ in range(0, clips, 64):
             found.append(vae.moments(data.draw(rng, min(64, clips), device)[0])[0].float())
@@ -143,7 +151,7 @@ def finish(trainer: state.Trainer, seed: int, device: torch.device, clips: int) 
     modules: dict[str, nn.Module] = {trainer.stage: trainer.module}
     if isinstance(trainer.module, WanVae) and trainer.stage == "vae":
         normalise(trainer.module, seed, device, clips)
-    if isinstance(trainer.module, Trunk):
+    if isinstance(trainer.module, Trunk) and trainer.stage == "trunk":
         modules = {"trunk": trainer.module.dit, "text": trainer.module.text}
     for name, module in modules.items():
         names, weights = zip(*module.named_parameters(), strict=True)
@@ -152,82 +160,147 @@ def finish(trainer: state.Trainer, seed: int, device: torch.device, clips: int) 
     trainer.finish()
 
 
-def parts(a: argparse.Namespace, device: torch.device) -> tuple[state.Trainer, Callable[[], Step]]:
-    """The stage's module in training, and what makes its steps."""
-    vae = WanVae(VAE)
-    vae.lay_out(a.layout)
-    if a.stage in ("pictures", "vae"):
-        vae = (vae if a.stage == "pictures" else state.load(vae, a.state, "pictures")).to(device)
-        return _trainer(a, vae), lambda: vae_steps(vae, a.stage, a.batch, a.seed, device)
-    encoder = state.load(vae, a.state, "vae").to(device).eval()
-    rng = np.random.default_rng((a.seed, 3, STAGES.index(a.stage)))
+class Sources:
+    """What the stages learn from: each is made when the first of them needs it."""
 
-    def source() -> data.Pool:
-        begun = time.monotonic()
-        made = data.pool(encoder, rng, a.pool, device)
-        print(f"{a.pool} clips drawn and encoded in {time.monotonic() - begun:.0f} s", flush=True)
+    def __init__(self, a: argparse.Namespace, device: torch.device) -> None:
+        self.a, self.device = a, device
+
+    @cached_property
+    def footage(self) -> data.Footage:
+        return self._timed("drawn", FOOTAGE, 2, data.footage)
+
+    @cached_property
+    def clips(self) -> data.Pool:
+        return self._timed("drawn and encoded", 1, 3, lambda *to: data.pool(self.vae, *to))
+
+    @cached_property
+    def stills(self) -> data.Pool:
+        return self._timed("pictures drawn and encoded", STILLS, 4, lambda *to: data.pool(self.vae, *to, frames=1))
+
+    @cached_property
+    def vae(self) -> WanVae:
+        found = state.load(WanVae(VAE), self.a.state, "vae").to(self.device).eval()
+        found.lay_out(self.a.layout, self.a.compile)
+        return found
+
+    def _timed(self, what: str, share: float, stream: int, make: Callable[..., Made]) -> Made:
+        begun, n = time.monotonic(), max(data.FIRST_FRAME_EVERY, int(self.a.pool * share))
+        made = make(np.random.default_rng((self.a.seed, stream)), n, self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        print(f"{n} {what} in {time.monotonic() - begun:.1f} s", flush=True)
         return made
 
-    if a.stage == "trunk":
-        both = Trunk().to(device)
-        dit, text, module = both.dit, both.text, both
+
+def parts(
+    a: argparse.Namespace, stage: str, sources: Sources, device: torch.device
+) -> tuple[nn.Module, Callable[[], Step]]:
+    """The stage's module in training, and what makes its steps."""
+    batch = a.batch or BATCHES[stage]
+    if stage in ("pictures", "vae"):
+        vae = WanVae(VAE)
+        vae = (vae if stage == "pictures" else state.load(vae, a.state, "pictures")).to(device)
+        vae.lay_out(a.layout, a.compile)
+        return vae, lambda: vae_steps(vae, stage, sources.footage, batch, a.seed, device)
+    if stage in ("stills", "trunk"):
+        both = Trunk()
+        module: nn.Module = (both if stage == "stills" else state.load(both, a.state, "stills")).to(device)
+        dit, text = both.dit, both.text
     else:
-        dit = state.load(Wan(I2V, TEXT), a.state, "trunk").to(device)
+        module = dit = state.load(Wan(I2V, TEXT), a.state, "trunk").to(device)
         text = state.load(Umt5(TEXT, len(tokens.used())), a.state, "text").to(device).requires_grad_(False)
-        module = dit
-    quick = torch.compile(dit) if a.compile else dit
-    return _trainer(a, module), lambda: flow_steps(quick, text, a.stage, source(), a.batch, a.seed, device)
+    if a.compile:
+        quicken(dit, text)
+
+    def steps() -> Step:
+        source = sources.stills if stage == "stills" else sources.clips
+        return flow_steps(dit, text, stage, source, batch, a.seed, device)
+
+    return module, steps
 
 
-def _trainer(a: argparse.Namespace, module: nn.Module) -> state.Trainer:
-    return state.Trainer(a.stage, module, a.state, RATES[a.stage], DECAYS[a.stage])
+def quicken(*networks: nn.Module) -> None:
+    """Compiles what they have several of, once for each kind."""
+    for module in (m for network in networks for m in network.modules()):
+        if isinstance(module, Block | Head | Layer):
+            module.compile(dynamic=False, fullgraph=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stage", choices=STAGES, required=True)
-    parser.add_argument("--minutes", type=float, required=True, help="of this piece; saving comes on top")
-    parser.add_argument("--state", type=Path, required=True, help="folder for weights and the log")
-    parser.add_argument("--steps", type=int, default=0, help="of the whole stage; 0: as many as fit in --minutes")
-    parser.add_argument("--batch", type=int, default=0, help="clips a step; 0: the stage's own")
-    parser.add_argument("--pool", type=int, default=60000, help="clips that are encoded for trunk, low and high")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--layout", choices=LAYOUTS, default="3d", help="of the VAE: speed.py tells the fastest")
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="the transformers by torch.compile: a minute more at the start, then faster",
-    )
-    a = parser.parse_args()
-    a.batch = a.batch or BATCHES[a.stage]
-    if a.minutes <= 0 or a.steps < 0 or a.batch < 1 or a.pool < data.FIRST_FRAME_EVERY:
-        parser.error(
-            f"--minutes above 0, --steps from 0, --batch from 1 and --pool from {data.FIRST_FRAME_EVERY} are possible"
-        )
-    if arrays.read(a.state, f"{a.stage}.ema")[1].get("finished"):
-        parser.error(f"stage {a.stage} in {a.state} is finished: delete its files to begin anew")
-    a.state.mkdir(parents=True, exist_ok=True)
-    begun = time.monotonic()
+def pieces(words: list[str]) -> Iterator[tuple[str, float, int]]:
+    """Stages, their minutes and the number of all their steps, 0 where it isn't said.
+
+    Raises:
+        ValueError: a word is none.
+    """
+    for word in words:
+        stage, *numbers = word.split(":")
+        if stage not in STAGES or not 1 <= len(numbers) <= 2:
+            raise ValueError(
+                f"{word} is no piece: STAGE:MINUTES or STAGE:MINUTES:STEPS, stages are {', '.join(STAGES)}"
+            )
+        minutes, steps = float(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0
+        if minutes <= 0 or steps < 0:
+            raise ValueError(f"{word}: minutes above 0 and steps from 0 are possible")
+        yield stage, minutes, steps
+
+
+def train(
+    a: argparse.Namespace, stage: str, minutes: float, steps: int, sources: Sources, device: torch.device
+) -> bool:
+    """One piece; whether its stage is finished."""
+    if arrays.read(a.state, f"{stage}.ema")[1].get("finished"):
+        print(f"{stage}: finished before")
+        return True
     torch.manual_seed(a.seed)
-    torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        trainer, steps = parts(a, device)
-    except FileNotFoundError as error:
-        parser.error(str(error))
+    module, step = parts(a, stage, sources, device)
+    trainer = state.Trainer(stage, module, a.state, RATES[stage], DECAYS[stage])
     if not trainer.resume():
-        trainer.steps = a.steps
-    step = steps()
-    left = a.minutes - (time.monotonic() - begun) / 60
-    done = run(trainer, step, max(left, 0.0), a.state / "log.jsonl")
+        trainer.steps = steps
+    done = run(trainer, step(), minutes, a.state / "log.jsonl")
     if done:
         finish(trainer, a.seed, device, min(a.pool, 1024))
     else:
         trainer.save()
-    print(
-        f"{a.stage}: {trainer.step} of {trainer.steps} steps, {'finished' if done else 'go on with the same command'}"
-    )
+    said = f"{trainer.minutes:.2f} minutes, {'finished' if done else 'go on with the same command'}"
+    print(f"{stage}: {trainer.step} of {trainer.steps} steps, {said}", flush=True)
+    return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pieces", nargs="+", metavar="STAGE:MINUTES[:STEPS]", help="steps: as many as fit, if not said")
+    parser.add_argument("--state", type=Path, required=True, help="folder for weights and the log")
+    parser.add_argument("--batch", type=int, default=0, help="clips a step; 0: the stage's own")
+    parser.add_argument("--pool", type=int, default=60000, help="clips that are encoded for trunk, low and high")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layout", choices=LAYOUTS, default="3d", help="of the VAE: speed.py tells the fastest")
+    parser.add_argument("--compile", action="store_true", help="by torch.compile: half a minute more, then faster")
+    a = parser.parse_args()
+    if a.batch < 0 or a.pool < data.FIRST_FRAME_EVERY:
+        parser.error(f"--batch from 0 and --pool from {data.FIRST_FRAME_EVERY} are possible")
+    try:
+        todo = list(pieces(a.pieces))
+    except ValueError as error:
+        parser.error(str(error))
+    a.state.mkdir(parents=True, exist_ok=True)
+    device = prepared()
+    sources = Sources(a, device)
+    try:
+        for stage, minutes, steps in todo:
+            if not train(a, stage, minutes, steps, sources, device):
+                break
+    except FileNotFoundError as error:
+        parser.error(str(error))
+
+
+def prepared() -> torch.device:
+    """The device, and torch set up for it."""
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    if hasattr(torch, "_dynamo"):
+        torch._dynamo.config.cache_size_limit = 64  # several shapes of each part, with and without gradients
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 if __name__ == "__main__":
