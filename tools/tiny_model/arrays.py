@@ -11,7 +11,7 @@ from struct import pack, unpack
 import numpy as np
 from numpy.typing import NDArray
 
-PART = 14 * 2**20  # bytes of a file at most: what leaves the training machine is limited to 16 MiB a file
+PART = 15 * 2**20 - 2**16  # bytes of a file at most, before its header: a transformer goes into one
 _TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 

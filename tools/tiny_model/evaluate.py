@@ -7,9 +7,10 @@ clips.npz under --out.
 
 import argparse
 import json
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib.util import find_spec
@@ -131,8 +132,8 @@ def _rendered(a: dict[str, Any], files: dict[str, str], some: list[tuple[int, st
     return found
 
 
-def with_torch(a: argparse.Namespace, captions: list[str], batch: int = 50) -> Iterator[Frames]:
-    """Clips by the modules that were trained, on a GPU if there is one."""
+def with_torch(folder: Path, batch: int = 50) -> Callable[[list[str], int, float], list[Frames]]:
+    """What makes clips of captions, steps and guidance with the modules that were trained, on a GPU if there is one."""
     import torch
 
     from tools.tiny_model import data, flow, state, tokens
@@ -142,23 +143,49 @@ def with_torch(a: argparse.Namespace, captions: list[str], batch: int = 50) -> I
     from tools.tiny_model.vae import WanVae
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    experts = [name if finished(a.state, name) else "trunk" for name in ("low", "high")]
-    low, high = (state.load(Wan(I2V, TEXT), a.state, name).to(device).eval() for name in experts)
-    text = state.load(Umt5(TEXT, len(tokens.used())), a.state, "text").to(device).eval()
-    vae = state.load(WanVae(VAE), a.state, "vae").to(device).eval()
+    experts = [name if finished(folder, name) else "trunk" for name in ("low", "high")]
+    low, high = (state.load(Wan(I2V, TEXT), folder, name).to(device).eval() for name in experts)
+    text = state.load(Umt5(TEXT, len(tokens.used())), folder, "text").to(device).eval()
+    vae = state.load(WanVae(VAE), folder, "vae").to(device).eval()
     print(f"experts: {', '.join(experts)}")
-    for begin in range(0, len(captions), batch):
-        some = captions[begin : begin + batch]
-        rows, lengths = (torch.from_numpy(x).to(device) for x in tokens.rows(some))
-        empty = data.empty_prompt(device)
-        none = tuple(x.expand(len(some), *x.shape[1:]) for x in (text(*empty), empty[1]))
-        random = torch.Generator().manual_seed(begin)
-        noise = torch.randn((len(some), LATENT, *latent_shape(FRAMES, SIZE, SIZE)), generator=random).to(device)
-        with torch.no_grad():
-            z = flow.sample(low, high, noise, (text(rows, lengths), lengths), none, a.steps, a.guidance)
-            for k in range(len(some)):
-                clip = vae.decode_diffusion(z[k : k + 1])[0].clamp(-1, 1)
-                yield ((clip + 1) * 127.5).round().byte().permute(1, 2, 3, 0).cpu().numpy()
+
+    @torch.no_grad()
+    def render(captions: list[str], steps: int, guidance: float) -> list[Frames]:
+        found: list[Frames] = []
+        for begin in range(0, len(captions), batch):
+            some = captions[begin : begin + batch]
+            rows, lengths = (torch.from_numpy(x).to(device) for x in tokens.rows(some))
+            empty = data.empty_prompt(device)
+            none = tuple(x.expand(len(some), *x.shape[1:]) for x in (text(*empty), empty[1]))
+            random = torch.Generator().manual_seed(begin)
+            noise = torch.randn((len(some), LATENT, *latent_shape(FRAMES, SIZE, SIZE)), generator=random).to(device)
+            z = flow.sample(low, high, noise, (text(rows, lengths), lengths), none, steps, guidance)
+            for part in z.split(10):
+                clips = ((vae.decode_diffusion(part).clamp(-1, 1) + 1) * 127.5).round().byte()
+                found += list(clips.permute(0, 2, 3, 4, 1).cpu().numpy())
+        return found
+
+    return render
+
+
+def read(clips: list[Frames], scenes: grammar.Scenes) -> list[reader.Score]:
+    """Scores of clips 0, 1, ... of scenes, by as many processes as there are processors."""
+    if len(clips) < 16:
+        return [reader.score(clip, scenes, i) for i, clip in enumerate(clips)]
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        return list(pool.map(partial(_score, scenes), range(len(clips)), clips, chunksize=4))
+
+
+def _score(scenes: grammar.Scenes, i: int, clip: Frames) -> reader.Score:
+    return reader.score(clip, scenes, i)
+
+
+def setting(word: str) -> tuple[int, float]:
+    """Steps and guidance, as in 16:2.5."""
+    steps, guidance = word.split(":")
+    if int(steps) < 1:
+        raise ValueError(word)
+    return int(steps), float(guidance)
 
 
 def sheet(clips: list[Frames], captions: list[str], scores: list[reader.Score]) -> Image.Image:
@@ -192,6 +219,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=grammar.HELD_OUT_COUNT, help="of the held-out captions")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
+    parser.add_argument(
+        "--also", type=setting, nargs="*", default=[], metavar="STEPS:GUIDANCE", help="scores with these too, by torch"
+    )
     parser.add_argument("--processes", type=int, default=1, help="of the engine")
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--device", help="the engine's; default: the first GPU, else the CPU")
@@ -204,18 +234,29 @@ def main() -> None:
     a = parser.parse_args()
     if not 1 <= a.count <= grammar.HELD_OUT_COUNT or min(a.steps, a.processes) < 1:
         parser.error(f"--count is 1 to {grammar.HELD_OUT_COUNT}, --steps and --processes 1 or more")
+    if a.also and not a.state:
+        parser.error("--also needs --state: the engine renders one setting a run")
     if said := missing(a):
         parser.error(said)
     scenes, captions = grammar.held_out_captions()
     captions = captions[: a.count]
     begun = time.monotonic()
-    rendered = [(clip, {}) for clip in with_torch(a, captions)] if a.state else with_engine(a, captions)
+    render = with_torch(a.state) if a.state else None
+    if render:
+        rendered: list[Rendered] = [(clip, {}) for clip in render(captions, a.steps, a.guidance)]
+    else:
+        rendered = with_engine(a, captions)
     seconds = time.monotonic() - begun
     clips = [clip for clip, _ in rendered]
-    scores = [reader.score(clip, scenes, i) for i, clip in enumerate(clips)]
+    scores = read(clips, scenes)
     result: dict[str, object] = {"clips": len(clips), "steps": a.steps, "guidance": a.guidance, **reader.shares(scores)}
     result["seconds_per_clip"] = round(seconds / len(clips), 3)
     result["attention_calls"] = dict(sum((Counter(calls) for _, calls in rendered), Counter()))
+    if render:
+        result["also"] = [
+            {"steps": steps, "guidance": guidance, **reader.shares(read(render(captions, steps, guidance), scenes))}
+            for steps, guidance in a.also
+        ]
     result["wrong"] = {captions[i]: vars(s) for i, s in enumerate(scores) if not s.all}
     if a.against:
         other = np.load(a.against / "clips.npz")["clips"]

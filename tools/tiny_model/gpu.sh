@@ -1,46 +1,64 @@
 #!/bin/sh
-# Trains pieces of the tiny model on a machine with a GPU, renders the held-out captions with what there is, and leaves
-# weights, log, scores and a contact sheet in $OUT.
-#   tools/tiny_model/gpu.sh STATE "pictures:1.5 vae:6" [options of train.py]
-# STATE is a folder with the weights of earlier pieces; it is copied, not written to. "" trains nothing: it only renders.
-# Where the VAE is trained the fastest way to compute it is measured first.
+# Trains the tiny model on a machine with a GPU, in two calls of under 9 minutes; weights, log, scores and a contact
+# sheet come to $OUT, and from there into STATE before the next call.
+#   gpu.sh probe                    a minute and a half: speed of all stages, and each of them for a few steps
+#   gpu.sh vae STATE [options]      the VAE, and what it makes of clips
+#   gpu.sh model STATE [options]    text encoder and transformers, and what they make of the held-out captions
+#   gpu.sh "trunk:6" STATE [options]    other pieces; "" only renders
+# Options are train.py's; --compile is the default for `vae` and `model`. STATE is copied, not written to.
 set -eu
 : "${OUT:?is the folder for results}"
-state=${1:?is the folder with earlier weights}
-pieces=${2?is a list of stage:minutes}
-shift 2
+what=${1?is probe, vae, model or a list of pieces}
+state=${2:-}
+[ $# -lt 2 ] && shift || shift 2
 cd "$(dirname "$0")/../.."
 export PYTHONPATH=. PYTHONUNBUFFERED=1
 work=$(mktemp -d)
 if [ -d "$state" ]; then cp "$state"/* "$work"/; fi
-save() { # finished weights of other stages are with the caller already
-    for file in "$work"/*; do
-        [ ! -f "$state/${file##*/}" ] || ! cmp -s "$file" "$state/${file##*/}" || continue
+begun=$(date +%s)
+passed() { echo "-- $1: $(($(date +%s) - begun)) s"; }
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+case "$what" in
+probe)
+    python3 -m tools.tiny_model.speed --steps 15 2>&1 | tee "$OUT/speed.txt"
+    passed speed
+    python3 -m tools.tiny_model.train --state "$work" --compile --pool 1024 \
+        pictures:1:20 vae:1:20 stills:1:40 trunk:1:20 low:1:10 high:1:10
+    passed training
+    python3 -m tools.tiny_model.reconstruct --state "$work" --out "$work/vae" --count 4
+    python3 -m tools.tiny_model.evaluate --state "$work" --out "$work/eval" --count 20 --also 16:2.5
+    passed evaluation
+    ls -l "$work" "$work/vae" "$work/eval"
+    exit
+    ;;
+vae) set -- --compile pictures:1.2 vae:4.3 "$@" ;;
+model) set -- --compile stills:1 trunk:3 low:1.5 high:1 "$@" ;;
+*)
+    # shellcheck disable=SC2086
+    set -- $what "$@"
+    ;;
+esac
+save() { # what is new; as it comes, because a call that takes too long is cut off
+    for file in "$work"/*.safetensors "$work"/*.json* "$work"/*.png; do
+        [ -f "$file" ] || continue
+        ! cmp -s "$file" "$state/${file##*/}" && ! cmp -s "$file" "$OUT/${file##*/}" || continue
         cp "$file" "$OUT"/
     done
+    for file in "$OUT"/*.safetensors; do # finished stages leave no moments, and stills are in the trunk
+        [ -f "$work/${file##*/}" ] || rm -f "$file"
+    done
 }
-trap save EXIT
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-case "$pieces" in
-*pictures:* | *vae:*)
-    fastest=$(python3 -m tools.tiny_model.speed)
-    # shellcheck disable=SC2086
-    set -- $fastest "$@"
-    ;;
-esac
-for piece in $pieces; do
-    python3 -m tools.tiny_model.train --stage "${piece%%:*}" --minutes "${piece##*:}" --state "$work" "$@"
-done
-case "$pieces" in
-*vae:*) # not there if the piece ended early: the last line of its log says so
-    if python3 -m tools.tiny_model.reconstruct --state "$work" --out "$work/eval" --count 32; then
-        mv "$work"/eval/vae.json "$work"/eval/vae.png "$work"/
-        rm -r "$work/eval"
-    fi
-    ;;
-esac
-if ls "$work"/text.ema.* >/dev/null 2>&1; then
-    python3 -m tools.tiny_model.evaluate --state "$work" --out "$work/eval"
-    mv "$work"/eval/scores.json "$work"/eval/sheet.png "$work"/
-    rm -r "$work/eval"
+while sleep 15; do save; done &
+saver=$!
+trap 'kill $saver; save' EXIT
+if [ -n "$what" ]; then python3 -m tools.tiny_model.train --state "$work" "$@"; fi
+passed training
+if ls "$work"/trunk.ema.* >/dev/null 2>&1; then rm -f "$work"/stills.*; fi
+if [ "$what" = vae ] && python3 -m tools.tiny_model.reconstruct --state "$work" --out "$work/eval" --count 32; then
+    mv "$work"/eval/vae.json "$work"/eval/vae.png "$work"/
 fi
+if ls "$work"/text.ema.* >/dev/null 2>&1; then
+    python3 -m tools.tiny_model.evaluate --state "$work" --out "$work/eval" --also 12:2.5 12:5 16:2.5 16:3.5 16:5
+    mv "$work"/eval/scores.json "$work"/eval/sheet.png "$work"/
+fi
+passed "all"

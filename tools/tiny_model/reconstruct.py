@@ -87,12 +87,11 @@ def main() -> None:
     drawn, captions = every.take(np.arange(a.count)), captions[: a.count]
     clips = scenes.clips(drawn, np.random.default_rng(grammar.HELD_OUT_SEED))
     latents, frames = by_torch(vae, clips, device)
-    scores = [reader.score(clip, drawn, i) for i, clip in enumerate(frames)]
+    scores = evaluate.read(frames, drawn)
     result: dict[str, object] = {"clips": a.count, "torch": quality(clips, frames, scores)}
     if a.engine:
         others, pictures = by_engine(a.state, clips, latents)
-        read = [reader.score(clip, drawn, i) for i, clip in enumerate(others)]
-        result["engine"] = quality(clips, others, read)
+        result["engine"] = quality(clips, others, evaluate.read(others, drawn))
         both = [psnr(x, y) for x, y in zip(frames, others, strict=True)]
         result["engine_against_torch"] = {"psnr_mean": float(np.mean(both)), "psnr_least": min(both)}
         theirs = np.stack([z[:, :, :1] for z in latents[:PICTURES]])

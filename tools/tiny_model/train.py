@@ -277,6 +277,8 @@ def main() -> None:
     parser.add_argument("--layout", choices=LAYOUTS, default="3d", help="of the VAE: speed.py tells the fastest")
     parser.add_argument("--compile", action="store_true", help="by torch.compile: half a minute more, then faster")
     a = parser.parse_args()
+    if a.compile and not hasattr(nn.Module, "compile"):
+        parser.error(f"--compile needs PyTorch 2.3 or newer, this is {torch.__version__}")
     if a.batch < 0 or a.pool < data.FIRST_FRAME_EVERY:
         parser.error(f"--batch from 0 and --pool from {data.FIRST_FRAME_EVERY} are possible")
     try:
