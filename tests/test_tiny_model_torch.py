@@ -12,7 +12,21 @@ torch = pytest.importorskip("torch")
 
 sys.path.append(str(ROOT))  # at the end: the package under test stays the one that is installed
 
-from tools.tiny_model import arrays, data, dit, flow, grammar, scenes, state, text, tokens, train, vae  # noqa: E402
+from tools.tiny_model import (  # noqa: E402
+    arrays,
+    data,
+    dit,
+    flow,
+    grammar,
+    scenes,
+    sizes,
+    speed,
+    state,
+    text,
+    tokens,
+    train,
+    vae,
+)
 from tools.tiny_model.sizes import DitSize, TextSize, VaeSize  # noqa: E402
 
 TEXT, DIT = TextSize(layers=2), DitSize(dim=128, ffn=64, blocks=1, inputs=36)
@@ -139,13 +153,43 @@ def test_training_stops_and_goes_on(tmp_path: Path) -> None:
             trainer.steps = 6
             rows, lengths = (torch.from_numpy(a) for a in tokens.rows(["a red circle", ""]))
             while trainer.step < last:
-                trainer.update((net(rows, lengths) - 1).square().mean() * (1 + trainer.step))
+                trainer.update(lambda *x: (net(*x) - 1).square().mean() * (1 + trainer.step), (rows, lengths))
             trainer.save()
         return arrays.load(folder, "t.ema")
 
     once, twice, half = (trained(tmp_path / str(k), p) for k, p in enumerate(([6], [3, 6], [3])))
     away, moved = (max(np.abs(once[k] - other[k]).max() for k in once) for other in (twice, half))
     assert away < moved / 10
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("stage", ["pictures", "vae", "stills", "trunk"])
+def test_recorded_steps_are_those_that_are_asked_for_one_by_one(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+
+    def trained(eager: int) -> list[torch.Tensor]:
+        monkeypatch.setattr(state, "EAGER", eager)
+        torch.manual_seed(1)
+        if stage in ("pictures", "vae"):
+            net = vae.WanVae(sizes.VAE).to(device)
+            clips = data.footage(np.random.default_rng(0), 8, device)
+            module, steps = net, train.vae_steps(net, stage, clips, 4, 0, device)
+        else:
+            both = train.Trunk().to(device)
+            pool = speed.noise_pool(64, 1 if stage == "stills" else scenes.FRAMES, device)
+            module, steps = both, train.flow_steps(both.dit, both.text, stage, pool, 16, 0, device)
+        trainer = state.Trainer("t", module, Path(), 0.1, 0.9)
+        trainer.steps = 40
+        with train.own_stream(device):
+            losses = [trainer.update(steps.loss, steps.feed(k, k / 40)) for k in range(40)]
+        assert len(trainer.recorded) == (0 if eager > 40 else 2 if stage in ("vae", "trunk") else 1)
+        return losses
+
+    once, recorded = (torch.stack(trained(eager)) for eager in (100, 2))
+    assert torch.allclose(once[:5], recorded[:5], rtol=1e-2)  # atomic sums come in any order
+    assert float((once - recorded).abs().mean() / once.abs().mean()) < 0.05
+    assert recorded[-5:].mean() < recorded[:5].mean()
 
 
 def test_experts_learn_their_part_of_the_schedule() -> None:

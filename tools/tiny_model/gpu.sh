@@ -5,7 +5,7 @@
 #   gpu.sh vae STATE [options]      the VAE, and what it makes of clips
 #   gpu.sh model STATE [options]    text encoder and transformers, and what they make of the held-out captions
 #   gpu.sh "trunk:6" STATE [options]    other pieces; "" only renders
-# Options are train.py's; --compile is the default for `vae` and `model`. STATE is copied, not written to.
+# Options are train.py's; --compile is the default for `model`. STATE is copied, not written to.
 set -eu
 : "${OUT:?is the folder for results}"
 what=${1?is probe, vae, model or a list of pieces}
@@ -31,8 +31,8 @@ probe)
     ls -l "$work" "$work/vae" "$work/eval"
     exit
     ;;
-vae) set -- --compile pictures:1.2 vae:4.3 "$@" ;;
-model) set -- --compile stills:1 trunk:3 low:1.5 high:1 "$@" ;;
+vae) set -- pictures:0.9 vae:3.8 "$@" ;;
+model) set -- --compile stills:1.3 trunk:3.6 low:1.3 high:0.9 "$@" ;;
 *)
     # shellcheck disable=SC2086
     set -- $what "$@"

@@ -17,29 +17,30 @@ from torch import nn
 from tools.tiny_model import data, grammar, scenes, sizes, state, tokens, train
 from tools.tiny_model.vae import WanVae
 
-WARM = 12  # the tenth batch has one frame
+WARM = 33  # the thirtieth batch is the third of one frame
 
 
-def measure(module: nn.Module, step: train.Step, share: float, steps: int) -> tuple[float, float, float]:
+def measure(module: nn.Module, made: train.Steps, share: float, steps: int) -> tuple[float, float, float]:
     """Seconds of the first steps; of a later one, and until its work is issued."""
     trainer = state.Trainer("speed", module, Path(), 1e-4, 0.99)
     trainer.steps = 1000
 
     def several(first: int, last: int) -> None:
         for number in range(first, last):
-            trainer.update(step(number, share))
+            trainer.update(made.loss, made.feed(number, share))
 
     def wait() -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    begun = time.monotonic()
-    several(0, WARM)
-    wait()
-    warm, begun = time.monotonic() - begun, time.monotonic()
-    several(WARM, WARM + steps)
-    issued = (time.monotonic() - begun) / steps
-    wait()
+    with train.own_stream(trainer.weights[0].device):
+        begun = time.monotonic()
+        several(0, WARM)
+        wait()
+        warm, begun = time.monotonic() - begun, time.monotonic()
+        several(WARM, WARM + steps)
+        issued = (time.monotonic() - begun) / steps
+        wait()
     return warm, (time.monotonic() - begun) / steps, issued
 
 
@@ -82,8 +83,8 @@ def main() -> None:
                 if stage not in a.only:
                     continue
                 real = "pictures" if stage == "pictures" else "vae"
-                step = train.vae_steps(vae, real, shot, a.batch or train.BATCHES[real], 0, device)
-                found = measure(vae, step, share, a.steps)
+                made = train.vae_steps(vae, real, shot, a.batch or train.BATCHES[real], 0, device)
+                found = measure(vae, made, share, a.steps)
                 said(f"{stage} {layout}{' compiled' * compiled}", found)
                 best[layout, compiled] = best.get((layout, compiled), 0.0) + found[1]
     flow: list[tuple[str, Callable[[], data.Pool]]] = [
@@ -96,8 +97,8 @@ def main() -> None:
             if compiled:
                 train.quicken(both)
             batch = a.batch or train.BATCHES[stage]
-            step = train.flow_steps(both.dit, both.text, stage, pool(), batch, 0, device)
-            said(f"{stage}{' compiled' * compiled}", measure(both, step, 0.0, a.steps))
+            made = train.flow_steps(both.dit, both.text, stage, pool(), batch, 0, device)
+            said(f"{stage}{' compiled' * compiled}", measure(both, made, 0.0, a.steps))
     if best:
         layout, compiled = min(best, key=lambda kind: best[kind])
         print(f"--layout {layout}{' --compile' * compiled}")

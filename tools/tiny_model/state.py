@@ -1,6 +1,7 @@
 """What training keeps between its pieces: weights, their running average, and the optimizer's moments in bfloat16."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from tools.tiny_model import arrays
 
 BETAS = (0.9, 0.99)
+EAGER = 2  # calls with the same shapes before one is recorded: in these torch chooses and compiles kernels
+
+Loss = Callable[..., Tensor]
 
 
 class Trainer:
@@ -22,8 +26,14 @@ class Trainer:
         self.stage, self.module, self.folder, self.rate, self.decay = stage, module, folder, rate, decay
         self.names = [name for name, _ in module.named_parameters()]
         self.weights = list(module.parameters())
-        fused = {"fused": True} if self.weights[0].is_cuda else {}
-        self.adam = torch.optim.AdamW(self.weights, lr=rate, betas=BETAS, weight_decay=0.01, **fused)
+        self.on_gpu = self.weights[0].is_cuda
+        # what changes from step to step is read from the GPU's memory there, so that a recorded step sees it
+        self.rate_now, self.rest = (torch.tensor(0.0, device=self.weights[0].device) for _ in range(2))
+        options = {"fused": True, "capturable": True} if self.on_gpu else {}
+        lr = self.rate_now if self.on_gpu else rate
+        self.adam = torch.optim.AdamW(self.weights, lr=lr, betas=BETAS, weight_decay=0.01, **options)
+        self.recorded: dict[object, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor]] = {}
+        self.calls: Counter[object] = Counter()
         self.average = [w.detach().clone() for w in self.weights]
         self.step, self.steps, self.minutes = 0, 0, 0.0
 
@@ -46,9 +56,8 @@ class Trainer:
     def save(self) -> None:
         info = {"step": str(self.step), "steps": str(self.steps), "minutes": f"{self.minutes:.3f}"}
         arrays.save(self.folder, f"{self.stage}.ema", named(self.names, self.average), info)
-        moments = [self.adam.state[w] for w in self.weights]
-        for part, key in (("m", "exp_avg"), ("v", "exp_avg_sq")):
-            values = named(self.names, [state[key] for state in moments])
+        for part, key in (("m", "exp_avg"), ("v", "exp_avg_sq")):  # weights that frames alone don't use have none
+            values = named(self.names, [self.adam.state[w].get(key, torch.zeros_like(w)) for w in self.weights])
             arrays.save(self.folder, f"{self.stage}.{part}", {k: arrays.to_bf16(a) for k, a in values.items()})
         arrays.save(self.folder, f"{self.stage}.weights", named(self.names, self.weights), info)
 
@@ -58,21 +67,47 @@ class Trainer:
             for path in self.folder.glob(f"{self.stage}.{part}.*.safetensors"):
                 path.unlink()
 
-    def update(self, loss: Tensor) -> None:
-        """One step: a short rise of the rate, then half a cosine down to a twentieth."""
+    def update(self, loss_of: Loss, inputs: tuple[Tensor, ...]) -> Tensor:
+        """One step of the loss of these inputs: a short rise of the rate, then half a cosine down to a twentieth.
+
+        A step is over a thousand kernels, for which a GPU would wait: it is recorded for every set of shapes (a CUDA
+        graph) and asked for as one. `loss_of` must not use the processor's random numbers or wait for the GPU.
+        """
         share = min(1.0, self.step / max(self.steps, 1)) if self.steps else 0.0
         rate = self.rate * min(1.0, (self.step + 1) / 200) * (0.05 + 0.475 * (1 + np.cos(np.pi * share)))
-        for group in self.adam.param_groups:
-            group["lr"] = rate
+        self.rate_now.fill_(rate)
+        self.rest.fill_(1 - min(self.decay, (self.step + 1) / (self.step + 10)))
+        self.step += 1
+        if not self.on_gpu:
+            for group in self.adam.param_groups:
+                group["lr"] = rate
+            return self._work(loss_of, inputs)
+        shapes = tuple(x.shape for x in inputs)
+        self.calls[shapes] += 1
+        if self.calls[shapes] <= EAGER:
+            return self._work(loss_of, inputs)
+        if shapes not in self.recorded:
+            kept, graph = tuple(x.clone() for x in inputs), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+                loss = self._work(loss_of, kept)
+            self.recorded[shapes] = graph, kept, loss
+        graph, kept, loss = self.recorded[shapes]
+        for own, x in zip(kept, inputs, strict=True):
+            own.copy_(x)
+        graph.replay()
+        return loss.clone()
+
+    def _work(self, loss_of: Loss, inputs: tuple[Tensor, ...]) -> Tensor:
         self.adam.zero_grad(set_to_none=True)
+        loss = loss_of(*inputs)
         loss.backward()
         nn.utils.clip_grad_norm_(self.weights, 1.0)
         self.adam.step()
-        keep = min(self.decay, (self.step + 1) / (self.step + 10))
         with torch.no_grad():
-            torch._foreach_mul_(self.average, keep)
-            torch._foreach_add_(self.average, self.weights, alpha=1 - keep)
-        self.step += 1
+            change = torch._foreach_sub(self.weights, self.average)
+            torch._foreach_mul_(change, self.rest)
+            torch._foreach_add_(self.average, change)
+        return loss.detach()
 
     def use_average(self) -> None:
         with torch.no_grad():

@@ -53,7 +53,8 @@ class Umt5(nn.Module):
         n = rows.shape[1]
         inside = torch.arange(n, device=rows.device)[None] < lengths[:, None]
         mask = torch.where(inside, 0.0, -1e9)[:, None, None]
-        x, where = self.token_embd(rows), buckets(n, rows.device)
+        x = self.token_embd.weight.index_select(0, rows.flatten()).view(*rows.shape, -1)
+        x, where = x * (rows > 0)[..., None], buckets(n, rows.device)  # nothing is learned for row 0
         for layer in self.blk:
             x = layer(x, where, mask)
         return self.output_norm(x) * inside[..., None]

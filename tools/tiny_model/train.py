@@ -9,9 +9,10 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from tools.tiny_model import arrays, data, flow, state, tokens
 from tools.tiny_model.dit import Block, Head, Wan
 from tools.tiny_model.scenes import FRAMES, SIZE
-from tools.tiny_model.sizes import I2V, TEXT, VAE
+from tools.tiny_model.sizes import I2V, LATENT, TEXT, VAE, latent_shape
 from tools.tiny_model.text import Layer, Umt5
 from tools.tiny_model.vae import LAYOUTS, WanVae
 
@@ -37,31 +38,37 @@ FOOTAGE, STILLS = 0.25, 2.0  # clips that the VAE learns from, and pictures that
 PICTURES = 10  # one of so many batches of trunk, low and high has one frame
 WARM, MEASURED = 30, 130  # steps between which the speed is measured
 
-Step = Callable[[int, float], Tensor]  # number and share of all steps to a loss
 Made = TypeVar("Made")
 
 
-def vae_steps(vae: WanVae, stage: str, source: data.Footage, batch: int, seed: int, device: torch.device) -> Step:
+class Steps(NamedTuple):
+    """`feed` makes the inputs of a step from its number and the share of steps before it, `loss` a loss of them."""
+
+    feed: Callable[[int, float], tuple[Tensor, ...]]
+    loss: state.Loss
+
+
+def vae_steps(vae: WanVae, stage: str, source: data.Footage, batch: int, seed: int, device: torch.device) -> Steps:
     """Reconstruction: absolute and squared differences, and a little pull of the latents to a normal distribution."""
 
-    def step(number: int, share: float) -> Tensor:
+    def feed(number: int, share: float) -> tuple[Tensor, ...]:
         rng = np.random.default_rng((seed, 1, STAGES.index(stage), number))
-        noise = torch.Generator(device).manual_seed((seed * 7 + STAGES.index(stage)) * 1_000_003 + number)
-        if stage == "pictures":
-            clips, there = source.some(batch, rng, noise, 1, SIZE, SIZE)
-        elif share < CROPS:
-            clips, there = source.some(batch, rng, noise, CROP[0], CROP[1], CROP[1])
-        else:
-            clips, there = source.some(max(1, batch // 4), rng, noise, FRAMES, SIZE, SIZE)
+        random = torch.Generator(device).manual_seed((seed * 7 + STAGES.index(stage)) * 1_000_003 + number)
+        n, part = batch, (1, SIZE, SIZE)
+        if stage != "pictures":
+            n, part = (batch, (*CROP, CROP[1])) if share < CROPS else (max(1, batch // 4), (FRAMES, SIZE, SIZE))
+        clips, there = source.some(n, rng, random, *part)
+        return clips, there, torch.randn((n, LATENT, *latent_shape(*part)), generator=random, device=device)
+
+    def loss(clips: Tensor, there: Tensor, noise: Tensor) -> Tensor:
         weight = 1 + OBJECTS * there
         with _fast(device):
             mean, spread = vae.moments(clips)
-            z = mean + (spread / 2).exp() * torch.randn(mean.shape, generator=noise, device=device)
-            away = vae.decode(z).float() - clips
+            away = vae.decode(mean + (spread / 2).exp() * noise).float() - clips
         kl = (mean.square() + spread.exp() - 1 - spread).mean() / 2
         return ((away.abs() + away.square()) * (weight / weight.mean())).mean() + KL * kl
 
-    return step
+    return Steps(feed, loss)
 
 
 class Trunk(nn.Module):
@@ -76,36 +83,38 @@ class Trunk(nn.Module):
 
 def flow_steps(
     dit: nn.Module, text: nn.Module, stage: str, source: data.Pool, batch: int, seed: int, device: torch.device
-) -> Step:
+) -> Steps:
     """Velocity of the straight line from clip to noise, at times spread as the sampler's are."""
     empty = data.empty_prompt(device)
 
-    def step(number: int, share: float) -> Tensor:
+    def feed(number: int, share: float) -> tuple[Tensor, ...]:
         random = torch.Generator(device).manual_seed((seed * 7 + STAGES.index(stage)) * 1_000_003 + number)
         b = data.batch(source, batch, random, empty, stage == "stills" or number % PICTURES == PICTURES - 1)
         noise = torch.randn(b.latents.shape, generator=random, device=device)
         sigma = flow.shifted(flow.times(stage, torch.rand(batch, generator=random, device=device)))
-        mix = sigma.view(-1, 1, 1, 1, 1)
-        x = b.latents * (1 - mix) + noise * mix
-        with _fast(device):
-            v = dit(torch.cat((x, b.condition), 1), sigma, text(b.rows, b.lengths), b.lengths)
-        return (v.float() - (noise - b.latents)).square().mean()
+        return b.latents, b.condition, noise, sigma, b.rows, b.lengths
 
-    return step
+    def loss(clips: Tensor, condition: Tensor, noise: Tensor, sigma: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+        mix = sigma.view(-1, 1, 1, 1, 1)
+        x = torch.cat((clips * (1 - mix) + noise * mix, condition), 1)
+        with _fast(device):
+            v = dit(x, sigma, text(rows, lengths), lengths)
+        return (v.float() - (noise - clips)).square().mean()
+
+    return Steps(feed, loss)
 
 
 def _fast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-def run(trainer: state.Trainer, step: Step, minutes: float, log: Path) -> bool:
+def run(trainer: state.Trainer, steps: Steps, minutes: float, log: Path) -> bool:
     """Trains until all steps are done (True) or the time is up. Without a number of steps, as many as fit in it."""
     begun, measured, losses = time.monotonic(), 0.0, []
     spent, first = trainer.minutes, trainer.step
     while not trainer.steps or trainer.step < trainer.steps:
-        loss = step(trainer.step, trainer.step / trainer.steps if trainer.steps else 0.0)
-        trainer.update(loss)
-        losses.append(loss.detach())
+        inputs = steps.feed(trainer.step, trainer.step / trainer.steps if trainer.steps else 0.0)
+        losses.append(trainer.update(steps.loss, inputs))
         done = trainer.step - first
         if done == WARM:
             losses[-1].item()  # waits for the device
@@ -181,7 +190,7 @@ class Sources:
     @cached_property
     def vae(self) -> WanVae:
         found = state.load(WanVae(VAE), self.a.state, "vae").to(self.device).eval()
-        found.lay_out(self.a.layout, self.a.compile)
+        found.lay_out(self.a.layout)
         return found
 
     def _timed(self, what: str, share: float, stream: int, make: Callable[..., Made]) -> Made:
@@ -195,7 +204,7 @@ class Sources:
 
 def parts(
     a: argparse.Namespace, stage: str, sources: Sources, device: torch.device
-) -> tuple[nn.Module, Callable[[], Step]]:
+) -> tuple[nn.Module, Callable[[], Steps]]:
     """The stage's module in training, and what makes its steps."""
     batch = a.batch or BATCHES[stage]
     if stage in ("pictures", "vae"):
@@ -213,7 +222,7 @@ def parts(
     if a.compile:
         quicken(dit, text)
 
-    def steps() -> Step:
+    def steps() -> Steps:
         source = sources.stills if stage == "stills" else sources.clips
         return flow_steps(dit, text, stage, source, batch, a.seed, device)
 
@@ -253,11 +262,13 @@ def train(
         print(f"{stage}: finished before")
         return True
     torch.manual_seed(a.seed)
-    module, step = parts(a, stage, sources, device)
+    module, make = parts(a, stage, sources, device)
     trainer = state.Trainer(stage, module, a.state, RATES[stage], DECAYS[stage])
     if not trainer.resume():
         trainer.steps = steps
-    done = run(trainer, step(), minutes, a.state / "log.jsonl")
+    made = make()
+    with own_stream(device):
+        done = run(trainer, made, minutes, a.state / "log.jsonl")
     if done:
         finish(trainer, a.seed, device, min(a.pool, 1024))
     else:
@@ -265,6 +276,18 @@ def train(
     said = f"{trainer.minutes:.2f} minutes, {'finished' if done else 'go on with the same command'}"
     print(f"{stage}: {trainer.step} of {trainer.steps} steps, {said}", flush=True)
     return done
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Steps can be recorded on any stream but the one that is there from the beginning."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield
+    torch.cuda.synchronize()
 
 
 def main() -> None:
