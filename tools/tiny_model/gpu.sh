@@ -32,7 +32,7 @@ probe)
     exit
     ;;
 vae) set -- pictures:0.9 vae:3.8 "$@" ;;
-model) set -- --compile stills:1.3 trunk:3.6 low:1.3 high:0.9 "$@" ;;
+model) set -- --compile stills:1.2 trunk:3.4 low:1.2 high:0.9 "$@" ;;
 *)
     # shellcheck disable=SC2086
     set -- $what "$@"

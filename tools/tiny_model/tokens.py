@@ -17,7 +17,7 @@ from tools.tiny_model import grammar
 
 FILE = Path(__file__).with_name("tokens.json")
 EOS, SPACE = 1, 273  # the empty prompt is a lone space to the engine
-LONGEST = 31  # tokens of a prompt, with its end; one column more is padding
+LONGEST = 39  # tokens of a prompt, with its end; one column more is padding
 
 
 @cache
