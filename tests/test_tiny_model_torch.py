@@ -205,6 +205,68 @@ def test_experts_learn_their_part_of_the_schedule() -> None:
     assert (schedule[1:] < schedule[:-1]).all()
 
 
+def test_at_first_words_get_more_attention_than_padding() -> None:
+    torch.manual_seed(0)
+    net, encoder = dit.Wan(DIT, TEXT), text.Umt5(TEXT, len(tokens.used()))
+    rows, lengths = (torch.from_numpy(a) for a in tokens.rows(["a red circle moves to the right", "a cyan star"]))
+    seen, attend = [], dit.attend
+
+    def watched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if bias is not None:
+            seen.append((q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).softmax(-1).mean((1, 2)))
+        return attend(q, k, v, bias)
+
+    dit.attend = watched
+    try:
+        with torch.no_grad():
+            net(torch.randn(2, 36, 1, 12, 12), torch.tensor([0.5, 0.9]), encoder(rows, lengths), lengths)
+    finally:
+        dit.attend = attend
+    assert len(seen) == DIT.blocks
+    assert all(float(share[i, n]) < 0.5 for share in seen for i, n in enumerate(lengths.tolist()))
+
+
+def test_footage_is_what_was_drawn() -> None:
+    shot = data.footage(np.random.default_rng(3), 4, torch.device("cpu"))
+    drawn, _ = data.draw(np.random.default_rng(3), 4, torch.device("cpu"))
+    part, there = shot.some(8, np.random.default_rng(0), torch.Generator().manual_seed(0), 9, 64, 64)
+    assert part.shape == (8, 3, 9, 64, 64)
+    assert there.shape == (8, 1, 9, 64, 64)
+    assert 0 < there.mean() < 0.6
+    whole, there = shot.some(8, np.random.default_rng(0), torch.Generator().manual_seed(0), 17, 96, 96)
+    away = [float((whole[:1] - clip).abs().max()) for clip in drawn]
+    assert min(away) < 1 / 127
+    assert torch.equal(there[:1], data.objects(drawn)[int(np.argmin(away))][None])
+
+
+def test_batches_of_pictures_are_first_frames() -> None:
+    pool = data.Pool(
+        torch.randn(8, 16, 5, 2, 2), torch.randn(2, 16, 5, 2, 2), torch.ones(8, 6).long(), torch.full((8,), 5)
+    )
+    empty = data.empty_prompt(torch.device("cpu"))
+    empty = empty[0][:, :6], empty[1]
+    one, many = (data.batch(pool, 6, torch.Generator().manual_seed(1), empty, pictures) for pictures in (True, False))
+    assert torch.equal(one.latents, many.latents[:, :, :1])
+    assert one.condition.shape == (6, 20, 1, 2, 2)
+    assert not one.condition.any()
+    assert many.condition.any()
+
+
+def test_words_that_no_caption_has_mean_nothing() -> None:
+    torch.manual_seed(0)
+    table = train.Trunk().text.token_embd.weight
+    rows = {token: k + 1 for k, token in enumerate(tokens.used())}
+    assert not table[rows[tokens.table()["three"][0]]].any()
+    assert all(table[rows[i]].any() for word in grammar.words() for i in tokens.table()[word])
+
+
+def test_pieces_are_read() -> None:
+    assert list(train.pieces(["vae:1.5", "trunk:3:400"])) == [("vae", 1.5, 0), ("trunk", 3.0, 400)]
+    for word, said in (("tree:1", "tree:1 is no piece"), ("vae", "vae is no piece"), ("vae:0", "minutes above 0")):
+        with pytest.raises(ValueError, match=said):
+            list(train.pieces([word]))
+
+
 def test_a_stage_needs_the_one_before(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"holds no finished vae\.ema: train the stage before this one first"):
         state.load(vae.WanVae(VaeSize(8, 8)), tmp_path, "vae")

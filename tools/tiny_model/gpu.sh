@@ -48,7 +48,7 @@ save() { # what is new; as it comes, because a call that takes too long is cut o
         [ -f "$work/${file##*/}" ] || rm -f "$file"
     done
 }
-while sleep 15; do save; done &
+while sleep 15; do save; done >/dev/null 2>&1 &
 saver=$!
 trap 'kill $saver; save' EXIT
 if [ -n "$what" ]; then python3 -m tools.tiny_model.train --state "$work" "$@"; fi
