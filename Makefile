@@ -105,7 +105,7 @@ kernels-all: $(VENV)/build-tools
 
 # Configures the CUDA engine and compiles what we add for CUDA; the rest of ggml-cuda takes an hour on two cores.
 cuda-glue: build/cuda-glue/build.ninja
-	ninja -C build/cuda-glue $$(ninja -C build/cuda-glue -t targets all | sed -nE 's/^(.*\/((ggml-cuda|sage_node|levers|conv|conv_node)\.cu|(attention_run|coverage)\.cpp)\.o):.*/\1/p')
+	ninja -C build/cuda-glue $$(ninja -C build/cuda-glue -t targets all | sed -nE 's/^(.*\/((ggml-cuda|sage_node|levers|linear|conv|conv_node)\.cu|(attention_run|coverage)\.cpp)\.o):.*/\1/p')
 
 build/cuda-glue/build.ninja: | $(VENV)/build-tools
 	@$(GET_CUBLAS)

@@ -42,6 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "flash": {"diffusion_flash_attn": True},
     "sage fp16": {"sage_attn": True, "sage_kernel": "fp16"},
     "sage": {"sage_attn": True},
+    "sage, fast linear": {"sage_attn": True, "fast_linear": True},
 }
 DEFAULT_METHODS = ("flash, no levers", "sage, no levers", "sage, linear", "sage, linear and fuse", "sage")
 SEED, PROMPT = 42, "a lovely cat walking in the garden"
@@ -118,6 +119,7 @@ def run_job(context: Any, shape: Shape, steps: int, decode: bool) -> dict[str, A
             found = {"latents": result.latents[0], "pictures": pictures, "frames": result.frames}
             found["seconds"] = {"text encoder": result.timings.encode_text, "VAE": result.timings.decode}
             found["attention"] = {a.kernel: a.calls for a in result.attention if a.module == "diffusion"}
+            found["levers"] = {x.lever: x.calls for x in result.levers if x.module == "diffusion"}
         except Enough:
             pass
     seconds = [b - a for a, b in itertools.pairwise(ends)]
@@ -132,7 +134,7 @@ def figures(run: dict[str, Any]) -> dict[str, Any]:
         "median of the later steps": round(statistics.median(steps[1:]), 3),
         "peak MiB": run["peak MiB"],
         **{k: round(v, 3) for k, v in run.get("seconds", {}).items()},
-        **({"attention": run["attention"]} if "attention" in run else {}),
+        **{name: run[name] for name in ("attention", "levers") if name in run},
     }
 
 
@@ -216,7 +218,7 @@ GROUPS = (  # first match wins
     ("attention", r"flash_attn|qk_int8|fattn"),
     ("attention: quantizers", r"\bquantize<\d|kv_stats"),
     ("convolutions", r"im2col|conv_gemm|pack_"),
-    ("linear layers", r"mul_mat_q|mmq|gemm|cutlass|cublas|nvjet|to_bf16|gated_bias"),
+    ("linear layers", r"mul_mat_q|mmq|gemm|cutlass|cublas|nvjet|to_bf16|to_fp8|gated_bias|finish_kernel"),
     ("norms and rotary embedding", r"norm|rope"),
     ("copies and casts", r"cpy|concat|pad|memcpy|convert|dup|cont"),
 )

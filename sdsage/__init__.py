@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sdsage import _library
 
 if TYPE_CHECKING:
-    from sdsage._job import Attention, Device, Preview, Progress, SageInfo, Step, devices, sage_info
+    from sdsage._job import Attention, Device, Lever, Preview, Progress, SageInfo, Step, devices, sage_info
     from sdsage._supervisor import Worker
     from sdsage.batch import Batch
     from sdsage.checkpoint import Checkpoint
@@ -75,7 +75,7 @@ if not _library.tells_itself():
 
 # Module of each public name.
 _WHERE = {
-    "_job": "Attention Device Preview Progress SageInfo Step devices sage_info",
+    "_job": "Attention Device Lever Preview Progress SageInfo Step devices sage_info",
     "_supervisor": "Worker",
     "batch": "Batch",
     "checkpoint": "Checkpoint",
@@ -106,6 +106,7 @@ __all__ = [
     "GenerationError",
     "HiresUpscaler",
     "Latents",
+    "Lever",
     "LogLevel",
     "LoraApplyMode",
     "MissingExtra",

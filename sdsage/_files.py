@@ -62,7 +62,7 @@ def decoding_params(params: SdCtxParams) -> SdCtxParams:
         if name not in _DECODING:
             setattr(made, name, None)
     made.embeddings = []
-    made.sage_attn = False
+    made.sage_attn = made.fast_linear = False
     made.prediction = Prediction.EPS  # any: with one, the engine does not ask the diffusion model
     return made
 

@@ -83,6 +83,24 @@ class Attention:
     why: str
 
 
+@dataclass(frozen=True)
+class Lever:
+    """How often sdsage computed a part of a model in place of the engine.
+
+    Attributes:
+        module: as in `Attention`.
+        lever: "linear" (linear layers in BF16), "linear fp8", "fuse" (norms, rotary embedding) or "vae" (convolutions,
+            norms and copies of the VAE).
+        calls: nodes of the graphs that were executed.
+        why: why not FP8 although `fast_linear` is set; "" otherwise.
+    """
+
+    module: str
+    lever: str
+    calls: int
+    why: str
+
+
 OnProgress = Callable[[Progress], None]
 OnLog = Callable[[LogLevel, str], None]
 OnPreview = Callable[[int, NDArray[np.uint8], bool], None]
@@ -240,6 +258,16 @@ def attention() -> tuple[Attention, ...]:
     for i in range(lib.sdsage_attention_count()):
         lib.sdsage_get_attention(i, entry)
         found.append(Attention(text(entry.module), text(entry.kernel), entry.calls, text(entry.why)))
+    return tuple(found)
+
+
+def levers() -> tuple[Lever, ...]:
+    """What levers computed in the last job of this thread."""
+    found = []
+    entry = ffi.new("sdsage_lever_t *")
+    for i in range(lib.sdsage_lever_count()):
+        lib.sdsage_get_lever(i, entry)
+        found.append(Lever(text(entry.module), text(entry.lever), entry.calls, text(entry.why)))
     return tuple(found)
 
 
@@ -443,3 +471,11 @@ def check_sage(kernel: SageKernel | str, device: str | None) -> None:
     info = sage_info(kernel, device)
     if not info.supported:
         raise SageUnavailable(info.reason)
+
+
+def check_fast_linear(levers: str | None, device: str | None) -> None:
+    """Raises BadRequest where linear layers can't be computed in FP8 on `device`, with these `engine_levers`."""
+    select_device(device)
+    problem = text(lib.sdsage_fast_linear_problem((levers or "default").encode()))
+    if problem:
+        raise BadRequest(problem)

@@ -21,6 +21,7 @@ _RECORDS = {
     "Device": "_job",
     "Estimate": "_estimate",
     "Fault": "_fault",
+    "Lever": "_job",
     "Measured": "_attention.problem",
     "Module": "_estimate",
     "Preview": "_job",

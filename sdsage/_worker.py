@@ -54,6 +54,12 @@ def _check_sage(kernel: Any, device: str | None) -> None:
     check_sage(kernel, device)
 
 
+def _check_fast_linear(levers: str | None, device: str | None) -> None:
+    from sdsage._job import check_fast_linear
+
+    check_fast_linear(levers, device)
+
+
 def _estimate(ctx: Any, gen: Any, device: str) -> Any:
     from sdsage._estimate import estimate
 
@@ -114,6 +120,7 @@ def _convert(*args: Any, **kwargs: Any) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "attention": _attention,
     "build_info": _build_info,
+    "check_fast_linear": _check_fast_linear,
     "check_memory": _check_memory,
     "check_sage": _check_sage,
     "convert": _convert,

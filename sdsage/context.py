@@ -17,7 +17,7 @@ from sdsage._files import check_context_files, check_model_file, decoding_params
 from sdsage._fps import model_fps
 from sdsage._handle import Handle
 from sdsage._headers import look
-from sdsage._job import Attention, Hooks, OnLog, OnPreview, OnProgress, Preview, Step
+from sdsage._job import Attention, Hooks, Lever, OnLog, OnPreview, OnProgress, Preview, Step
 from sdsage._limits import check_image_job, check_references, check_video_job, hires_size
 from sdsage._remote import Remote, fact, in_worker
 from sdsage.checkpoint import Checkpoint, Keeper
@@ -83,6 +83,7 @@ class Result:
         attention: which kernels computed attention in which part of the model, how often, and why not SageAttention;
             what came from a checkpoint was not computed.
         latents: with keep_latents, one float32 array per picture (1 x C x H x W) or one per video (1 x C x T x H x W).
+        levers: what sdsage computed in place of the engine (`engine_levers`, `fast_linear`), by part of the model.
     """
 
     frames: NDArray[np.uint8]
@@ -91,6 +92,7 @@ class Result:
     adjusted: tuple[str, ...]
     attention: tuple[Attention, ...]
     latents: tuple[NDArray[np.float32], ...] = ()
+    levers: tuple[Lever, ...] = ()
 
 
 class Context(Handle):
@@ -144,6 +146,8 @@ class Context(Handle):
             _job.check_sage(params.sage_kernel, device)
         if problem := lever_problem(params.engine_levers):
             raise BadRequest(f"engine_levers: {problem}")
+        if params.fast_linear:
+            _job.check_fast_linear(params.engine_levers, device)
         check_context_files(params, allow_pickle, self._decode_only)
         hooks = Hooks(on_progress, on_log)
         if params.n_threads > MAX_THREADS:
@@ -386,12 +390,14 @@ class Context(Handle):
         self._begin_use()
         begun, hooks = time.monotonic(), self._hooks(Hooks(on_progress))
 
-        def work() -> tuple[NDArray[np.uint8], list[str], tuple[Attention, ...]]:
+        def work() -> tuple[NDArray[np.uint8], list[str], tuple[Attention, ...], tuple[Lever, ...]]:
             frames, notes = _outcome.decode(self._open, latents, tiling or SdTilingParams(), video)
-            return frames, notes, _job.attention()
+            return frames, notes, _job.attention(), _job.levers()
 
-        frames, notes, attention = _job.run(work, hooks, self._device)
-        return Result(frames, tuple(seeds), self._timings(hooks, begun), tuple(notes), attention, tuple(latents))
+        frames, notes, attention, levers = _job.run(work, hooks, self._device)
+        return Result(
+            frames, tuple(seeds), self._timings(hooks, begun), tuple(notes), attention, tuple(latents), levers
+        )
 
     def _check_latents(self, latents: NDArray[np.float32], video: bool) -> None:
         shape = np.shape(latents)
@@ -426,7 +432,13 @@ class Context(Handle):
         self._begin_use()
         seeds = seeds if keeper is None else keeper.seeds
 
-        def work() -> tuple[NDArray[np.uint8], tuple[Attention, ...], tuple[NDArray[np.float32], ...], list[str]]:
+        def work() -> tuple[
+            NDArray[np.uint8],
+            tuple[Attention, ...],
+            tuple[Lever, ...],
+            tuple[NDArray[np.float32], ...],
+            list[str],
+        ]:
             keep: list[Any] = []
             c_params = params.to_c(keep)
             c_params.seed = seeds[0]
@@ -435,10 +447,10 @@ class Context(Handle):
             if keeper is not None:
                 lib.sdsage_replay(answers_to_c(keeper.answers, keep), len(keeper.answers))
             frames = _outcome.take_images(self._open, *call(c_params))
-            return frames, _job.attention(), _outcome.take_latents(), _outcome.tiled()
+            return frames, _job.attention(), _job.levers(), _outcome.take_latents(), _outcome.tiled()
 
         with nullcontext() if keeper is None else keeper.listening(hooks, len(seeds)):
-            frames, attention, latents, notes = _job.run(work, self._hooks(hooks), self._device)
+            frames, attention, levers, latents, notes = _job.run(work, self._hooks(hooks), self._device)
         if hooks.replayed and params.cache.mode != CacheMode.DISABLED:
             notes.append(
                 f"the step cache ({params.cache.mode.engine_name}) began anew after {hooks.replayed} steps from the "
@@ -446,7 +458,7 @@ class Context(Handle):
             )
         adjusted += notes
         kept = latents if keep_latents else ()
-        return Result(frames, seeds, self._timings(hooks, begun), tuple(adjusted), attention, kept)
+        return Result(frames, seeds, self._timings(hooks, begun), tuple(adjusted), attention, kept, levers)
 
     def _decode_kept(
         self,

@@ -4,17 +4,19 @@ Only one picture passes a seam. What moved may move otherwise behind it, and col
 Every part is a job of its own: part i (from 0) has seed + i, and can be made again alone from the frame before it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sdsage._bounds import aligned_frames
 from sdsage.errors import BadRequest, GenerationError
 
 if TYPE_CHECKING:
-    from sdsage._job import Attention
+    from sdsage._job import Attention, Lever
     from sdsage.context import Context, Result, Timings
     from sdsage.params import SdVidGenParams
+
+    Counted = TypeVar("Counted", Attention, Lever)
 
 
 class UnfinishedError(GenerationError):
@@ -106,8 +108,9 @@ def _joined(first: "Result", second: "Result") -> "Result":
         seeds=first.seeds + second.seeds,
         timings=_sum(first.timings, second.timings),
         adjusted=tuple(dict.fromkeys(first.adjusted + second.adjusted)),
-        attention=_added(first.attention, second.attention),
+        attention=added(first.attention + second.attention),
         latents=first.latents + second.latents,
+        levers=added(first.levers + second.levers),
     )
 
 
@@ -117,10 +120,10 @@ def _sum(first: "Timings", second: "Timings") -> "Timings":
     return replace(first, **values | {"load": first.load})
 
 
-def _added(first: "tuple[Attention, ...]", second: "tuple[Attention, ...]") -> "tuple[Attention, ...]":
-    """Calls of both, by module, kernel and reason."""
-    counts: dict[tuple[str, str, str], Attention] = {}
-    for entry in first + second:
-        key = (entry.module, entry.kernel, entry.why)
-        counts[key] = replace(entry, calls=counts[key].calls + entry.calls) if key in counts else entry
-    return tuple(counts.values())
+def added(entries: "Iterable[Counted]") -> "tuple[Counted, ...]":
+    """Entries that differ in nothing but their calls as one."""
+    calls: dict[Counted, int] = {}
+    for entry in entries:
+        key = replace(entry, calls=0)
+        calls[key] = calls.get(key, 0) + entry.calls
+    return tuple(replace(entry, calls=n) for entry, n in calls.items())

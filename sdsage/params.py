@@ -107,6 +107,7 @@ class SdCtxParams(Struct):
     sage_attn: bool
     sage_kernel: SageKernel
     engine_levers: str | None
+    fast_linear: bool
 
 
 class SdSlgParams(Struct):

@@ -1,6 +1,7 @@
 """levers_worker.py MODEL LEVERS...: runs jobs with the engine's levers on the CPU and prints what came out as JSON.
 
-In place of levers the name of a fault makes all of them work, one of them wrongly.
+In place of levers the name of a fault makes all of them work, one of them wrongly; "fast linear" makes them work with
+linear layers in FP8.
 
 For test_levers.py; it needs the test library (SDSAGE_LIB_DIR).
 A process of its own, because a process loads one libsdsage.
@@ -17,36 +18,42 @@ from sage_worker import files, psnr
 import sdsage
 from sdsage._ffi import lib, text
 
-FAULTS = {"no bias": 1, "no shift": 2, "turned the other way": 3, "no bias in convolutions": 4}
-Run = tuple[Any, Any, dict[str, int]]
+FAULTS = {"no bias": 1, "no shift": 2, "turned the other way": 3, "no bias in convolutions": 4, "a wrong scale": 5}
+FAST = ("fast linear", "a wrong scale")
+Run = tuple[Any, Any, dict[str, int], list[list[Any]]]
 
 
-def run(model: str, levers: str | None, on: bool = True, fault: int = 0, latents: Any = None) -> Run:
-    """Latents of one job, frames decoded from `latents` (or its own), and what the levers computed how often."""
+def run(
+    model: str, levers: str | None, on: bool = True, fault: int = 0, latents: Any = None, fast: bool = False
+) -> Run:
+    """Latents of one job, frames decoded from `latents` (or its own), what the levers computed how often, and what the
+    result says about that."""
     lib.sdsage_test_levers_cpu(on, fault)
     lib.sdsage_test_levers()
-    with sdsage.Context(ctx_params(files(model), engine_levers=levers)) as context:
+    with sdsage.Context(ctx_params(files(model), engine_levers=levers, fast_linear=fast)) as context:
         if model == "tiny-random":
             result = context.generate_video(small_video(), keep_latents=True)
         else:
             result = context.generate_image(small_image(), keep_latents=True)
         lines = text(lib.sdsage_test_levers()).splitlines()
         frames = context.decode(result.latents[0] if latents is None else latents)
-    return result.latents[0], frames, {line.split(": ")[0]: int(line.split(": ")[1]) for line in lines}
+    counts = {line.split(": ")[0]: int(line.split(": ")[1]) for line in lines}
+    return result.latents[0], frames, counts, [[x.module, x.lever, x.calls, x.why] for x in result.levers]
 
 
 def main() -> None:
     model, *names = sys.argv[1:]
-    plain, decoded, _ = run(model, "none", on=False)
+    plain, decoded, _, _ = run(model, "none", on=False)
     found: dict[str, Any] = {}
     for name in names:
-        levers, fault = ("default", FAULTS[name]) if name in FAULTS else (name, 0)
-        latents, frames, counts = run(model, levers, fault=fault, latents=plain)
+        levers = "default" if name in (*FAULTS, *FAST) else name
+        latents, frames, counts, said = run(model, levers, fault=FAULTS.get(name, 0), latents=plain, fast=name in FAST)
         found[name] = {
             "latents": psnr(latents, plain),
             "frames": psnr(frames.astype(np.float64), decoded.astype(np.float64)),
             "same": bool((latents == plain).all() and (frames == decoded).all()),
             "counts": counts,
+            "said": said,
         }
     lib.sdsage_test_levers_cpu(True, 0)
     found["chain"] = [lib.sdsage_test_lever_chain(pulled) for pulled in (False, True)]

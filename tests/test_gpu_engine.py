@@ -16,10 +16,13 @@ import pytest
 from conftest import CHILD_PATH, ROOT, ctx_params, small_image, small_video
 from PIL import Image
 from test_bad_models import attention_lora
+from test_levers import FP8_LIMIT
 
 import sdsage
+from sdsage._bench import random_models
 from sdsage._bounds import LEVERS
 from sdsage._library import sd_cli_path
+from sdsage.tiny import wan
 
 GPU = next((d.name for d in sdsage.devices() if d.name.startswith("cuda")), "")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="no CUDA device")]
@@ -85,6 +88,42 @@ def test_levers(files: dict[str, str], levers: str, show: list[str]) -> None:
     assert away > 50
     assert (db == 999.0) == (levers in ("none", "vae"))
     assert (away == 999.0) == (levers not in ("vae", "default"))
+
+
+def levers_of(result: Any) -> dict[str, int]:
+    """lever -> calls in the diffusion models."""
+    found: dict[str, int] = {}
+    for entry in result.levers:
+        if entry.module in ("diffusion", "low-noise", "high-noise"):
+            found[entry.lever] = found.get(entry.lever, 0) + entry.calls
+    return found
+
+
+@pytest.fixture(scope="module")
+def wide(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Four blocks of Wan 1.3B, with the tiny text encoder and VAE."""
+    size = wan.Size(dim=1536, ffn=8960, blocks=4, text_dim=wan.TINY.text_dim)
+    path = random_models.write(tmp_path_factory.mktemp("wide") / "wan.gguf", wan.wan(16, 16, size), "wan")
+    return {**{k: v for k, v in files.items() if not k.startswith("high_noise")}, "diffusion_model": str(path)}
+
+
+@pytest.mark.parametrize("model", ["tiny", "wide"])
+def test_fast_linear(files: dict[str, str], wide: dict[str, str], model: str, show: list[str]) -> None:
+    """What rounding to FP8 explains (test_levers.py); the same again, bit for bit; the head and the first layer of the prompt not in FP8."""
+    if sdsage.sage_info(device=GPU).compute_capability != "9.0":
+        pytest.skip("cuBLASLt has scales for rows and columns on compute capability 9.0")
+    used = files if model == "tiny" else wide
+    job = small_video(width=320, height=192, video_frames=9)  # 720 tokens
+    plain, fast, again = (video(used, job, fast_linear=on) for on in (False, True, True))
+    db = psnr(fast.latents[0], plain.latents[0])
+    calls, before = levers_of(fast), levers_of(plain)
+    show.append(f"fast linear, {model}: {db:.1f} dB; {calls}")
+    assert (again.latents[0] == fast.latents[0]).all()
+    assert FP8_LIMIT < db < 60
+    assert calls["linear"] + calls["linear fp8"] == before["linear"]
+    assert calls["linear"] * 8 < calls["linear fp8"]
+    assert {x.why for x in fast.levers if x.lever == "linear"} == {"fewer than 128 inputs or outputs"}
+    assert calls["fuse"] == before["fuse"]
 
 
 def test_auto_is_what_sage_info_says(files: dict[str, str]) -> None:

@@ -1,5 +1,7 @@
 // The levers' arithmetic for ggml's CPU backend, as native/ggml-patched/cuda/levers.cu computes it. For tests only.
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
@@ -16,7 +18,10 @@ namespace {
 using sdsage::LeverMark;
 using sdsage::LeverOp;
 
-int fault = 0;
+int fault           = 0;
+int64_t scratch     = 0;  // bytes that every node needs whose result has `large` bytes or more
+int64_t large       = 0;
+size_t last_reserve = 0;
 std::mutex counting;
 std::map<std::string, int> counts;
 
@@ -32,31 +37,82 @@ void put(ggml_tensor * node, int64_t i, float x) {
     }
 }
 
+// FP8: 4 bits of exponent, 3 of mantissa, up to 448.
+uint8_t e4m3(float x) {
+    const float size   = std::fabs(x);
+    const int exponent = size < 0.015625f ? -6 : std::ilogb(size);                          // below 2^-6 steps are 2^-9
+    int code           = static_cast<int>(std::nearbyint(std::ldexp(size, 3 - exponent)));  // 8..16, or 0..8
+    code               = std::min(code + (exponent + 6) * 8, 0x7e);
+    return static_cast<uint8_t>(code | (std::signbit(x) ? 0x80 : 0));
+}
+
+float from_e4m3(uint8_t code) {
+    const int size = code & 0x7f, exponent = std::max(size / 8, 1);
+    const float x = std::ldexp(static_cast<float>(size - (exponent - 1) * 8), exponent - 10);
+    return code & 0x80 ? -x : x;
+}
+
+// Returns the scale.
+template <class Value>
+float row_to_fp8(int64_t columns, Value value, uint8_t * codes) {
+    float largest = 1e-30f;
+    for (int64_t i = 0; i < columns; i++) {
+        largest = std::max(largest, std::fabs(value(i)));
+    }
+    for (int64_t i = 0; i < columns; i++) {
+        codes[i] = e4m3(value(i) / (largest / 448));
+    }
+    return largest / 448;
+}
+
+float number(const ggml_tensor * t, int64_t i) {
+    return t->type == GGML_TYPE_BF16 ? ggml_bf16_to_fp32(static_cast<const ggml_bf16_t *>(t->data)[i]) : floats(t)[i];
+}
+
+void to_fp8(ggml_tensor * node, int ith, int nth) {
+    const ggml_tensor * x = node->src[0];
+    const int64_t columns = x->ne[0], rows = ggml_nrows(x);
+    auto * codes  = static_cast<uint8_t *>(node->data);
+    auto * scales = reinterpret_cast<float *>(codes + rows * columns);
+    for (int64_t r = ith; r < rows; r += nth) {
+        const auto value = [&](int64_t i) { return number(x, r * columns + i); };
+        scales[r]        = row_to_fp8(columns, value, codes + r * columns) * (fault == 5 && r % 2 == 1 ? 2.f : 1.f);
+    }
+}
+
 float gelu(float x) { return 0.5f * x * (1.f + std::tanh(0.79788456080286535588f * x * (1.f + 0.044715f * x * x))); }
 
 void linear(ggml_tensor * node, const LeverMark & mark, int ith, int nth) {
     const ggml_tensor *w = node->src[0], *x = node->src[1];
-    const int64_t k = w->ne[0], n = w->ne[1], tokens = ggml_nelements(x) / k;
+    const int64_t k = w->ne[0], n = w->ne[1], tokens = ggml_nelements(node) / n;
     int next          = 2;
     const auto row    = [&](int32_t flag) { return mark.flags & flag ? floats(node->src[next++]) : nullptr; };
     const float *bias = row(sdsage::LINEAR_BIAS), *gate = row(sdsage::LINEAR_GATE), *residual = row(sdsage::LINEAR_RESIDUAL);
     GGML_ASSERT(residual == nullptr || node->type == GGML_TYPE_F32);  // on a GPU it is read in the type of the result
-    std::vector<float> all(ggml_nelements(x)), weights(k);
-    for (int64_t i = 0; i < ggml_nelements(x); i++) {
-        all[i] = ggml_bf16_to_fp32(static_cast<const ggml_bf16_t *>(x->data)[i]);
+    const bool fp8 = mark.flags & sdsage::LINEAR_FP8;
+    std::vector<float> all(k * tokens), weights(k);
+    std::vector<uint8_t> codes(k);
+    const auto * x_codes  = static_cast<const uint8_t *>(x->data);
+    const auto * x_scales = reinterpret_cast<const float *>(x_codes + k * tokens);
+    for (int64_t i = 0; i < k * tokens; i++) {
+        all[i] = fp8 ? from_e4m3(x_codes[i]) * x_scales[i / k] : number(x, i);
     }
     const auto * traits = ggml_get_type_traits(w->type);
     for (int64_t j = ith; j < n; j += nth) {
         traits->to_float(static_cast<const char *>(w->data) + j * w->nb[1], weights.data(), k);
-        for (float & value : weights) {
-            value = bf16(value * (gate ? gate[j] : 1.f));
+        const float factor = gate ? gate[j] : 1.f;
+        if (fp8) {
+            const float scale = row_to_fp8(k, [&](int64_t i) { return weights[i]; }, codes.data()) * factor;
+            std::transform(codes.begin(), codes.end(), weights.begin(), [&](uint8_t code) { return from_e4m3(code) * scale; });
+        } else {
+            std::transform(weights.begin(), weights.end(), weights.begin(), [&](float value) { return bf16(value * factor); });
         }
         for (int64_t t = 0; t < tokens; t++) {
             double sum = 0;
             for (int64_t c = 0; c < k; c++) {
                 sum += double(weights[c]) * all[t * k + c];
             }
-            float y = static_cast<float>(sum) + (bias && fault != 1 ? bias[j] * (gate ? gate[j] : 1.f) : 0.f);
+            float y = static_cast<float>(sum) + (bias && fault != 1 ? bias[j] * factor : 0.f);
             y       = mark.flags & sdsage::LINEAR_GELU ? gelu(y) : y;
             put(node, t * n + j, y + (residual ? residual[t * n + j] : 0.f));
         }
@@ -182,6 +238,10 @@ void channel_norm(ggml_tensor * node, const sdsage::ChannelNormMark & mark, int 
 }
 
 void compute(ggml_tensor * node, int ith, int nth, void *) {
+    if (const ggml_tensor * own = node->src[sdsage::SCRATCH_SRC]) {  // nothing else may lie there
+        const int64_t bytes = ggml_nelements(own), share = (bytes + nth - 1) / nth, begin = std::min(bytes, ith * share);
+        std::memset(static_cast<char *>(own->data) + begin, 0xff, std::min(share, bytes - begin));
+    }
     sdsage::ConvMark conv;
     sdsage::ChannelNormMark channels;
     if (sdsage::read_conv(node, &conv)) {
@@ -199,12 +259,15 @@ void compute(ggml_tensor * node, int ith, int nth, void *) {
     }
     LeverMark mark;
     GGML_ASSERT(sdsage::read_lever(node, &mark));
+    if (mark.op == LeverOp::scratch) {
+        return;
+    }
     if (ith == 0) {
-        static const char * const names[] = { "linear", "to_bf16", "norm", "copy", "rope" };
+        static const char * const names[] = { "linear", "to_bf16", "to_fp8", "norm", "scratch", "copy", "rope" };
         std::string name                  = names[static_cast<int>(mark.op)];
         if (mark.op == LeverOp::linear) {
-            static const char * const parts[] = { " bias", " gelu", " gate", " residual" };
-            for (int i = 0; i < 4; i++) {
+            static const char * const parts[] = { " bias", " gelu", " gate", " residual", " of FP8" };
+            for (int i = 0; i < 5; i++) {
                 name += mark.flags >> i & 1 ? parts[i] : "";
             }
         }
@@ -219,6 +282,10 @@ void compute(ggml_tensor * node, int ith, int nth, void *) {
             return rope(node, mark, ith, nth);
         case LeverOp::copy:
             return copy(node, ith, nth);
+        case LeverOp::to_fp8:
+            return to_fp8(node, ith, nth);
+        case LeverOp::scratch:
+            return;
         case LeverOp::to_bf16:
             for (int64_t i = ith; i < ggml_nelements(node); i += nth) {
                 put(node, i, floats(node->src[0])[i]);
@@ -232,9 +299,18 @@ bool prefers_linear(int, int64_t tokens) { return tokens >= 2; }
 
 bool can_convert(ggml_type type) { return ggml_get_type_traits(type)->to_float != nullptr; }
 
+bool can_fp8(int, int64_t k, int64_t n, int64_t) { return k % 16 == 0 && n % 16 == 0; }
+
 bool supports(int, const ggml_tensor *) { return true; }
 
-const sdsage::LeverBackend on_cpu = { can_linear, prefers_linear, can_convert, supports };
+size_t scratch_of(int, const ggml_tensor * node) {
+    LeverMark mark;
+    sdsage::ConvMark conv;
+    const bool needs = sdsage::read_conv(node, &conv) || (sdsage::read_lever(node, &mark) && mark.op == LeverOp::linear);
+    return needs && ggml_nbytes(node) >= static_cast<size_t>(large) ? scratch : 0;
+}
+
+const sdsage::LeverBackend on_cpu = { can_linear, prefers_linear, can_convert, can_fp8, supports, scratch_of };
 
 }  // namespace
 
@@ -244,6 +320,13 @@ void sdsage_test_levers_cpu(bool on, int which_fault) {
     fault = which_fault;
     sdsage::set_cpu_levers(on ? &on_cpu : nullptr, on ? compute : nullptr);
 }
+
+void sdsage_test_lever_scratch(int64_t bytes, int64_t from) {
+    scratch = bytes;
+    large   = from;
+}
+
+int64_t sdsage_test_lever_reserved(void) { return static_cast<int64_t>(last_reserve); }
 
 float sdsage_test_lever_chain(bool pulled) {
     constexpr int64_t N = 64, TOKENS = 8;
@@ -256,7 +339,12 @@ float sdsage_test_lever_chain(bool pulled) {
     ggml_build_forward_expand(graph, result);
     ggml_backend_t backend = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
     sdsage::pull_levers(ctx, backend, graph, pulled ? sdsage::LEVER_LINEAR : 0, "chain");
-    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
+    for (ggml_tensor * t : { first, second, x, residual }) {
+        ggml_set_input(t);
+    }
+    ggml_gallocr_t memory = ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend));
+    GGML_ASSERT(ggml_gallocr_alloc_graph(memory, graph));
+    last_reserve = ggml_gallocr_get_buffer_size(memory, 0);
     std::vector<float> values(N * N);
     for (ggml_tensor * t : { first, second, x, residual }) {
         for (int64_t i = 0; i < ggml_nelements(t); i++) {
@@ -269,7 +357,7 @@ float sdsage_test_lever_chain(bool pulled) {
     ggml_backend_graph_compute(backend, graph);
     float last = 0.f;
     ggml_backend_tensor_get(result, &last, ggml_nbytes(result) - sizeof(last), sizeof(last));
-    ggml_backend_buffer_free(buffer);
+    ggml_gallocr_free(memory);
     ggml_backend_free(backend);
     ggml_free(ctx);
     return last;

@@ -19,10 +19,15 @@ SD_API void sdsage_test_break_sage(bool broken);
 SD_API const char * sdsage_test_neighbours(void);
 
 /* The CPU backend computes the engine's levers from now on. `fault` makes one of them wrong: 1 forgets the bias of linear layers, 2 the
- * shift of norms, 3 turns the rotary embedding the other way, 4 forgets the bias of convolutions; 0 none. */
+ * shift of norms, 3 turns the rotary embedding the other way, 4 forgets the bias of convolutions,
+ * 5 doubles the scale of every other token in FP8; 0 none. */
 SD_API void sdsage_test_levers_cpu(bool on, int fault);
+/* Linear layers and convolutions whose result has `from` bytes or more ask for this much scratch memory from now on, and write to it. */
+SD_API void sdsage_test_lever_scratch(int64_t bytes, int64_t from);
 /* The last number of what a linear layer makes of another one's result plus a residual, with levers or without. */
 SD_API float sdsage_test_lever_chain(bool pulled);
+/* Bytes that the graph of the last such call reserved. */
+SD_API int64_t sdsage_test_lever_reserved(void);
 /* What they computed since the last call: lines of "linear bias gelu in BF16: 12". Static until the next call. */
 SD_API const char * sdsage_test_levers(void);
 

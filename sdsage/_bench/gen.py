@@ -51,6 +51,7 @@ def figures(result: Result) -> dict[str, Any]:
         "seconds": {name: None if s is None else round(s, 4) for name, s in seconds.items()},
         "later_steps": [round(s, 4) for s in later],
         "attention": [asdict(a) for a in result.attention],
+        "levers": [asdict(lever) for lever in result.levers],
         "frames": len(result.frames),
         "width": result.frames.shape[2],
         "height": result.frames.shape[1],

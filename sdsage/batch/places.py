@@ -21,7 +21,7 @@ from sdsage.cli.inputs import Inputs, input_files
 from sdsage.cli.keeping import checkpoint_path, for_memory, resumed
 from sdsage.cli.option import Panel
 from sdsage.cli.options import by_key
-from sdsage.cli.prepare import Looked, check_sage, prepare, ready
+from sdsage.cli.prepare import Looked, check_device, prepare, ready
 from sdsage.cli.record import merged, summary
 from sdsage.cli.repeat import locate
 from sdsage.cli.report import say
@@ -184,7 +184,7 @@ class LocalPlace:
         self._settings = settings = merge(task.verb, resumed(task.verb, raw))
         settings.worker = self._worker()
         locate(settings)
-        check_sage(settings)
+        check_device(settings)
         prepared = prepare(settings, self._looked)
         check_same(task.models, models_of(input_files(settings, prepared.resolved)))
         job = ready(prepared)

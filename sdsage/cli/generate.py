@@ -18,7 +18,7 @@ from .keeping import Keeping, keep, resumed
 from .loaded import Models
 from .memory import fit
 from .option import IMG
-from .prepare import check_mode, check_sage, prepare, ready
+from .prepare import check_device, check_mode, prepare, ready
 from .record import Run, merged, metadata, summary, summary_lines
 from .repeat import differences, locate
 from .report import Reporter
@@ -40,7 +40,7 @@ def run_verb(verb: str, raw: Mapping[str, Any]) -> None:
     check_mode(settings, verb.replace("-", "_"))
     locate(settings)
     with engine(settings):
-        check_sage(settings)
+        check_device(settings)
         prepared = prepare(settings)
         job = ready(prepared)
         if prepared.places is None:
@@ -157,6 +157,7 @@ def write(job: Job, result: "Result", output: "Output", reporter: Reporter, upsc
     stored = frames.shape[2], frames.shape[1]
     seeds = result.seeds if job.settings.verb == IMG else result.seeds[:1]
     run = Run(job, size, stored, len(frames), seeds, result.timings, result.adjusted, result.attention)
+    run.levers = result.levers
     run.part_seeds = result.seeds if job.settings.verb != IMG else ()
     began = time.monotonic()
     with reporter.stage("encode"):

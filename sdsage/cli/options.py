@@ -313,6 +313,8 @@ _SPEED = (
            f"{', '.join(LEVERS)} joined by commas", Panel.SPEED, Kind.LEVERS, default="default",
            default_text="default, what pays on the GPU", target="ctx.engine_levers",
            verbs=GENERATE | {DECODE}),
+    Option("--fast-linear", "Linear layers of the diffusion model in FP8, on NVIDIA GPUs of compute capability 9.0: "
+           "faster, and further from the exact result", Panel.SPEED, SWITCH, target="ctx.fast_linear"),
     Option("--diffusion-conv-direct", "Convolve directly in the diffusion model and the upscaler", Panel.SPEED, SWITCH,
            target="ctx.diffusion_conv_direct", verbs=GENERATE | {UPSCALE}),
     Option("--vae-conv-direct", "Convolve directly in the VAE", Panel.SPEED, SWITCH, target="ctx.vae_conv_direct",

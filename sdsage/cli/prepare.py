@@ -108,8 +108,13 @@ def check_mode(settings: Settings, expected: str) -> None:
     settings.problems.add(f"--mode {mode} is not the mode of {settings.verb}: {advice}")
 
 
-def check_sage(settings: Settings) -> None:
-    """--sage-attn where it can't work ends the command before any model file is looked at."""
-    if settings["sage_attn"] and not settings["print_params"]:
+def check_device(settings: Settings) -> None:
+    """--sage-attn or --fast-linear where it can't work ends the command before any model file is looked at."""
+    if settings["print_params"]:
+        return
+    if settings["sage_attn"]:
         settings.problems.stop_if_any()
         ask(settings, "check_sage", settings["sage_kernel"], settings["device"])
+    if settings["fast_linear"]:
+        settings.problems.stop_if_any()
+        ask(settings, "check_fast_linear", settings["engine_levers"], settings["device"])

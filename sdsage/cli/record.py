@@ -13,7 +13,7 @@ from .prompt import shown_prompt
 from .settings import Settings, is_idle
 
 if TYPE_CHECKING:
-    from sdsage import Attention, Timings
+    from sdsage import Attention, Lever, Timings
     from sdsage.media import Metadata
 
 FORMAT = 1  # of the JSON object in the files
@@ -31,6 +31,7 @@ class Run:
         part_seeds: of a video that was extended, the seed of each part.
         encode: seconds that writing the files took; `upscale` those of --upscale-model.
         latents: the files of --save-latents.
+        levers: what sdsage computed in place of the engine, how often.
     """
 
     job: Job
@@ -47,6 +48,7 @@ class Run:
     upscale: float = 0.0
     encode: float = 0.0
     latents: tuple[Path, ...] = ()
+    levers: "tuple[Lever, ...]" = ()
 
 
 def recorded_options(job: Job) -> dict[str, Any]:
@@ -113,6 +115,7 @@ def _data(run: Run, seed: int) -> dict[str, Any]:
         ],
         "adjusted": list(run.adjusted),
         "attention": [asdict(a) for a in run.attention],
+        "levers": [asdict(lever) for lever in run.levers],
     }
     if settings.verb != IMG:
         data |= {"frames": run.frames, "fps": settings["fps"]}
@@ -155,24 +158,22 @@ def _text(run: Run, seed: int) -> str:
 
 def merged(runs: Sequence[Run]) -> Run:
     """Several runs of one job as one, for the summary: times and counts are sums, `frames` is that of one video."""
-    from sdsage import Attention, Timings
+    from sdsage import Timings
+    from sdsage.extend import added
 
     if len(runs) == 1:
         return runs[0]
     names = ("encode_text", "encode_image", "sample", "decode", "total", "replayed")
     times = {name: sum(getattr(run.timings, name) for run in runs) for name in names}
     steps = tuple(step for run in runs for step in run.timings.steps)
-    calls: dict[tuple[str, str, str], int] = {}
-    for entry in (entry for run in runs for entry in run.attention):
-        key = entry.module, entry.kernel, entry.why
-        calls[key] = calls.get(key, 0) + entry.calls
     return replace(
         runs[0],
         frames=sum(run.frames for run in runs) if runs[0].job.settings.verb == IMG else runs[0].frames,
         seeds=tuple(seed for run in runs for seed in run.seeds),
         timings=Timings(load=runs[0].timings.load, steps=steps, **times),
         adjusted=tuple(dict.fromkeys(sentence for run in runs for sentence in run.adjusted)),
-        attention=tuple(Attention(module, kernel, n, why) for (module, kernel, why), n in calls.items()),
+        attention=added(entry for run in runs for entry in run.attention),
+        levers=added(entry for run in runs for entry in run.levers),
         files=tuple(path for run in runs for path in run.files),
         latents=tuple(path for run in runs for path in run.latents),
         notes=tuple(dict.fromkeys(sentence for run in runs for sentence in run.notes)),
@@ -216,6 +217,7 @@ def summary(run: Run) -> dict[str, Any]:
         "seconds": {name: None if value is None else round(value, 3) for name, value in seconds.items()},
         "adjusted": list(run.adjusted),
         "attention": [asdict(a) for a in run.attention],
+        "levers": [asdict(lever) for lever in run.levers],
         "notes": list(run.notes),
         "latents": [str(path) for path in run.latents],
         "memory": run.job.memory,
@@ -238,10 +240,10 @@ _ROWS = (
 _DIFFUSION = ("diffusion", "low-noise", "high-noise")
 
 
-def attention_lines(entries: list[dict[str, Any]]) -> list[str]:
-    """The kernels of the diffusion models, one line each; the other parts stand in --json."""
+def _calls(entries: list[dict[str, Any]], key: str) -> list[str]:
+    """What computed the diffusion models, one line each; the other parts stand in --json."""
     return [
-        f"{e['module']}: {e['kernel']}, {e['calls']} calls" + (f" ({e['why']})" if e["why"] else "")
+        f"{e['module']}: {e[key]}, {e['calls']} calls" + (f" ({e['why']})" if e["why"] else "")
         for e in entries
         if e["module"] in _DIFFUSION
     ]
@@ -263,7 +265,8 @@ def summary_lines(values: dict[str, Any]) -> list[str]:
     seeds = values["seeds"]
     in_turn = list(range(seeds[0], seeds[0] + len(seeds))) == seeds
     rows.append(("seed", f"{seeds[0]} ... {seeds[-1]}" if in_turn and seeds[1:] else ", ".join(map(str, seeds))))
-    rows += [("attention", sentence) for sentence in attention_lines(values["attention"])]
+    rows += [("attention", sentence) for sentence in _calls(values["attention"], "kernel")]
+    rows += [("lever", sentence) for sentence in _calls(values["levers"], "lever")]
     rows += [("changed", sentence) for sentence in values["adjusted"]]
     rows += [("note", sentence) for sentence in values["notes"]]
     rows += [("memory", values["memory"])] if values["memory"] else []

@@ -12,7 +12,7 @@ from upstream import edits_hash
 SAGE = ROOT / "native" / "sage_cuda"
 CMAKE = [ROOT / "CMakeLists.txt", ROOT / "native" / "cmake", ROOT / "native" / "ggml-patched" / "CMakeLists.txt"]
 GLUE = [ROOT / "native" / "ggml-patched" / folder for folder in ("cuda", "glue")]
-GLUE_FILES = ("sage_node.cu", "levers.cu", "conv.cu", "conv_node.cu", "ggml-cuda.cu")
+GLUE_FILES = ("sage_node.cu", "levers.cu", "linear.cu", "conv.cu", "conv_node.cu", "ggml-cuda.cu")
 GLUE_ARCHITECTURES = "80-real;90a-real;120a-real"
 ENTRY = re.compile(rb"\0\.text\.(_ZN4sage\w+)(?=\0)")
 

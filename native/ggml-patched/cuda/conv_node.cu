@@ -2,8 +2,10 @@
 #include "common.cuh"
 #include "conv.cuh"
 #include "sdsage_conv.hpp"
+#include "sdsage_levers.hpp"
 
 bool sdsage_conv_supported(int device, const ggml_tensor * node);
+size_t sdsage_conv_scratch(const ggml_tensor * node);
 bool sdsage_conv_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node);
 
 static sdsage::Conv conv_of(const ggml_tensor * node, const sdsage::ConvMark & mark) {
@@ -65,6 +67,11 @@ bool sdsage_conv_supported(int device, const ggml_tensor * node) {
            sdsage::conv_supported(conv_of(node, conv));
 }
 
+size_t sdsage_conv_scratch(const ggml_tensor * node) {
+    sdsage::ConvMark mark;
+    return sdsage::read_conv(node, &mark) ? sdsage::conv_scratch(conv_of(node, mark)) : 0;
+}
+
 bool sdsage_conv_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node) {
     sdsage::ConvMark mark;
     sdsage::ChannelNormMark norm;
@@ -78,8 +85,6 @@ bool sdsage_conv_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node) {
     if (!sdsage::read_conv(node, &mark)) {
         return false;
     }
-    const sdsage::Conv conv = conv_of(node, mark);
-    ggml_cuda_pool_alloc<char> scratch(ctx.pool(), sdsage::conv_scratch(conv));  // aligned to 128, as CONV_ALIGN asks
-    CUDA_CHECK(sdsage::conv_run(conv, scratch.get(), ctx.stream()));
+    CUDA_CHECK(sdsage::conv_run(conv_of(node, mark), node->src[sdsage::SCRATCH_SRC]->data, ctx.stream()));
     return true;
 }

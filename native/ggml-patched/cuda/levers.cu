@@ -1,26 +1,19 @@
 // What the levers compute on CUDA (glue/sdsage_levers.hpp); compiled into the ggml-cuda target, called by its edits (group "levers").
-#include <cublasLt.h>
-#include <cuda_bf16.h>
-
-#include <map>
-#include <mutex>
-#include <tuple>
-
 #include "common.cuh"
 #include "convert.cuh"
+#include "linear.cuh"
+#include "rows.cuh"
 #include "sdsage_levers.hpp"
 
+using sdsage::bf16;
+using sdsage::Bf16x4;
+using sdsage::block_sum;
+using sdsage::blocks_for;
+using sdsage::by_columns;
 using sdsage::LeverMark;
 using sdsage::LeverOp;
-using bf16 = nv_bfloat16;
-
-#define LT_CHECK(call)                                                             \
-    do {                                                                           \
-        const cublasStatus_t status_ = (call);                                     \
-        if (status_ != CUBLAS_STATUS_SUCCESS) {                                    \
-            GGML_ABORT("cuBLASLt: %s: %s", #call, cublasGetStatusString(status_)); \
-        }                                                                          \
-    } while (0)
+using sdsage::rounded;
+using sdsage::ROW_THREADS;
 
 // Below this number of rows reading and writing the weights again takes longer than BF16 products save: of one weight 5 bytes at
 // 4 TB/s are 1.25 ps, a row 3 fs by BF16 and 10 fs by ggml's int8 kernels (H200): 180.
@@ -40,14 +33,6 @@ static bool can_convert(ggml_type type) {
     return type == GGML_TYPE_BF16 || type == GGML_TYPE_F16 || (ggml_is_quantized(type) && ggml_get_to_fp16_cuda(type) != nullptr);
 }
 
-static int blocks_for(int64_t n, int per_block) { return static_cast<int>(std::min<int64_t>((n + per_block - 1) / per_block, 1 << 16)); }
-
-struct alignas(8) Bf16x4 {
-    __nv_bfloat162 a, b;
-};
-
-static __device__ inline Bf16x4 rounded(float4 x) { return { __floats2bfloat162_rn(x.x, x.y), __floats2bfloat162_rn(x.z, x.w) }; }
-
 // n is a multiple of 4
 static __global__ void to_bf16_kernel(const float4 * __restrict__ x, Bf16x4 * __restrict__ out, int64_t n) {
     for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n; i += int64_t(gridDim.x) * blockDim.x) {
@@ -66,56 +51,7 @@ static __global__ void copy_kernel(const char * __restrict__ x, float4 * __restr
     }
 }
 
-// ---- weights as BF16, each row (one output channel) times its gate. Rows have K numbers, a multiple of 8.
-
-static __global__ void q8_0_to_bf16(const block_q8_0 * __restrict__ w, const float * __restrict__ gate, bf16 * __restrict__ out, int64_t k,
-                                    int64_t n) {
-    const int64_t groups = k * n / 4;  // of four numbers
-    for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < groups; i += int64_t(gridDim.x) * blockDim.x) {
-        const block_q8_0 & block           = w[i / 8];
-        const float scale                  = __half2float(block.d) * (gate ? gate[i * 4 / k] : 1.f);
-        const char2 lo                     = *reinterpret_cast<const char2 *>(&block.qs[i % 8 * 4]),
-                    hi                     = *reinterpret_cast<const char2 *>(&block.qs[i % 8 * 4 + 2]);
-        reinterpret_cast<Bf16x4 *>(out)[i] = rounded(make_float4(lo.x * scale, lo.y * scale, hi.x * scale, hi.y * scale));
-    }
-}
-
-template <typename T>
-static __global__ void float16_to_bf16(const T * __restrict__ w, const float * __restrict__ gate, bf16 * __restrict__ out, int64_t k,
-                                       int64_t n) {
-    for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < k * n / 4; i += int64_t(gridDim.x) * blockDim.x) {
-        const T * x       = w + i * 4;
-        const float scale = gate ? gate[i * 4 / k] : 1.f;
-        reinterpret_cast<Bf16x4 *>(out)[i] =
-            rounded(make_float4(float(x[0]) * scale, float(x[1]) * scale, float(x[2]) * scale, float(x[3]) * scale));
-    }
-}
-
-static __global__ void gated_bias(const float * __restrict__ bias, const float * __restrict__ gate, float * out, bf16 * out16, int n) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) {
-        const float x = bias[i] * (gate ? gate[i] : 1.f);
-        if (out16) {
-            out16[i] = __float2bfloat16(x);
-        } else {
-            out[i] = x;
-        }
-    }
-}
-
 // ---- norm, scale and shift; one block a row
-
-static __device__ inline float block_sum(float x) {
-    __shared__ float partial[32];
-    x = warp_reduce_sum(x);
-    if (threadIdx.x % 32 == 0) {
-        partial[threadIdx.x / 32] = x;
-    }
-    __syncthreads();
-    x = threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : 0.f;
-    __syncthreads();
-    return warp_reduce_sum(x);
-}
 
 // A row stays in registers, VALUES groups of four a thread; zeros beyond its end.
 template <int VALUES>
@@ -208,23 +144,6 @@ static __global__ void rope_kernel(const float * __restrict__ x, const float * _
     }
 }
 
-static constexpr int ROW_THREADS = 256;
-
-// Calls f with the number of float4 that a thread has to hold.
-template <class F>
-static bool by_columns(int64_t columns, F f) {
-    const int64_t values = (columns / 4 + ROW_THREADS - 1) / ROW_THREADS;
-    if (columns % 4 != 0 || values > 16) {
-        return false;
-    }
-    values <= 1   ? f(std::integral_constant<int, 1>())
-    : values <= 2 ? f(std::integral_constant<int, 2>())
-    : values <= 4 ? f(std::integral_constant<int, 4>())
-    : values <= 8 ? f(std::integral_constant<int, 8>())
-                  : f(std::integral_constant<int, 16>());
-    return true;
-}
-
 static void compute_norm(ggml_backend_cuda_context & ctx, ggml_tensor * node, const LeverMark & mark) {
     const ggml_tensor * x = node->src[0];
     int next              = 1;
@@ -273,141 +192,87 @@ static void compute_copy(ggml_backend_cuda_context & ctx, ggml_tensor * node) {
 
 // ---- linear layers
 
-struct LtPlan {
-    cublasLtMatmulDesc_t operation = nullptr;
-    cublasLtMatrixLayout_t weight = nullptr, x = nullptr, residual = nullptr, result = nullptr;
-    cublasLtMatmulAlgo_t algorithm = {};
-};
-
-static constexpr size_t LT_WORKSPACE = 32 << 20;
-
-static cublasLtHandle_t lt_handle(int device) {
-    static std::mutex lock;
-    static std::map<int, cublasLtHandle_t> handles;
-    std::lock_guard<std::mutex> hold(lock);
-    cublasLtHandle_t & handle = handles[device];
-    if (handle == nullptr) {
-        LT_CHECK(cublasLtCreate(&handle));
-    }
-    return handle;
+static void compute_to_fp8(ggml_backend_cuda_context & ctx, ggml_tensor * node) {
+    const ggml_tensor * x = node->src[0];
+    const int64_t columns = x->ne[0], rows = ggml_nrows(x);
+    const auto type = x->type == GGML_TYPE_BF16 ? sdsage::Numbers::bf16 : sdsage::Numbers::f32;
+    char * codes    = static_cast<char *>(node->data);
+    CUDA_CHECK(
+        sdsage::rows_to_fp8(type, x->data, nullptr, rows, columns, codes, reinterpret_cast<float *>(codes + rows * columns), ctx.stream()));
 }
 
-// Kept for the process: a handful of shapes a model.
-static const LtPlan & plan_for(int device, int64_t k, int64_t n, int64_t tokens, int32_t flags, bool to_bf16) {
-    static std::mutex lock;
-    static std::map<std::tuple<int, int64_t, int64_t, int64_t, int32_t, bool>, LtPlan> plans;
-    const int32_t relevant = flags & (sdsage::LINEAR_BIAS | sdsage::LINEAR_GELU | sdsage::LINEAR_RESIDUAL);
-    std::lock_guard<std::mutex> hold(lock);
-    LtPlan & plan = plans[{ device, k, n, tokens, relevant, to_bf16 }];
-    if (plan.operation != nullptr) {
-        return plan;
-    }
-    const bool bias = flags & sdsage::LINEAR_BIAS, gelu = flags & sdsage::LINEAR_GELU;
-    const cudaDataType_t out           = to_bf16 ? CUDA_R_16BF : CUDA_R_32F;
-    const cublasOperation_t transposed = CUBLAS_OP_T;
-    const cublasLtEpilogue_t epilogue  = gelu   ? (bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU)
-                                         : bias ? CUBLASLT_EPILOGUE_BIAS
-                                                : CUBLASLT_EPILOGUE_DEFAULT;
-    LT_CHECK(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)));
-    LT_CHECK(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)));
-    if (bias) {
-        LT_CHECK(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &out, sizeof(out)));
-    }
-    LT_CHECK(cublasLtMatrixLayoutCreate(&plan.weight, CUDA_R_16BF, k, n, k));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&plan.x, CUDA_R_16BF, k, tokens, k));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&plan.residual, out, n, tokens, n));
-    LT_CHECK(cublasLtMatrixLayoutCreate(&plan.result, out, n, tokens, n));
-    cublasLtMatmulPreference_t preference;
-    LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    LT_CHECK(
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &LT_WORKSPACE, sizeof(LT_WORKSPACE)));
-    const uint32_t alignment = 16;  // rows are multiples of 8 numbers; ggml aligns to 128, less than is taken for granted here
-    for (auto attribute : { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES }) {
-        LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &alignment, sizeof(alignment)));
-    }
-    cublasLtMatmulHeuristicResult_t found = {};
-    int count                             = 0;
-    LT_CHECK(cublasLtMatmulAlgoGetHeuristic(lt_handle(device), plan.operation, plan.weight, plan.x, plan.residual, plan.result, preference,
-                                            1, &found, &count));
-    cublasLtMatmulPreferenceDestroy(preference);
-    if (count == 0) {
-        GGML_ABORT("cuBLASLt has no way to multiply %lld x %lld by %lld", (long long)n, (long long)k, (long long)tokens);
-    }
-    plan.algorithm = found.algo;
-    return plan;
+static bool is_read_directly(ggml_type type) { return type == GGML_TYPE_Q8_0 || type == GGML_TYPE_BF16 || type == GGML_TYPE_F16; }
+
+// With a weight of another type as F16.
+static sdsage::Linear linear_of(const ggml_tensor * node, const LeverMark & mark) {
+    const ggml_tensor *w = node->src[0], *x = node->src[1];
+    int next         = 2;
+    const auto given = [&](int32_t flag) -> const float * {
+        const ggml_tensor * t = mark.flags & flag ? node->src[next++] : nullptr;
+        // before there is memory only whether it is given counts
+        return static_cast<const float *>(t != nullptr && t->data != nullptr ? t->data : static_cast<const void *>(t));
+    };
+    sdsage::Linear linear = {};
+    linear.weight         = w->data;
+    linear.type           = w->type == GGML_TYPE_Q8_0   ? sdsage::Numbers::q8_0
+                            : w->type == GGML_TYPE_BF16 ? sdsage::Numbers::bf16
+                                                        : sdsage::Numbers::f16;
+    linear.x              = x->data;
+    linear.bias           = given(sdsage::LINEAR_BIAS);
+    linear.gate           = given(sdsage::LINEAR_GATE);
+    linear.residual       = given(sdsage::LINEAR_RESIDUAL);
+    linear.y              = node->data;
+    linear.y_bf16         = node->type == GGML_TYPE_BF16;
+    linear.gelu           = mark.flags & sdsage::LINEAR_GELU;
+    linear.fp8            = mark.flags & sdsage::LINEAR_FP8;
+    linear.k              = w->ne[0];
+    linear.n              = w->ne[1];
+    linear.tokens         = ggml_nelements(node) / linear.n;
+    return linear;
 }
 
-static const bf16 * weight_in_bf16(ggml_backend_cuda_context & ctx, const ggml_tensor * w, const float * gate,
-                                   ggml_cuda_pool_alloc<bf16> & memory) {
-    if (w->type == GGML_TYPE_BF16 && gate == nullptr) {
-        return static_cast<const bf16 *>(w->data);
-    }
-    const int64_t k = w->ne[0], n = w->ne[1], groups = k * n / 4;
-    bf16 * out          = memory.alloc(k * n);
-    const int blocks    = blocks_for(groups, 256);
-    cudaStream_t stream = ctx.stream();
-    switch (w->type) {
-        case GGML_TYPE_Q8_0:
-            q8_0_to_bf16<<<blocks, 256, 0, stream>>>(static_cast<const block_q8_0 *>(w->data), gate, out, k, n);
-            break;
-        case GGML_TYPE_BF16:
-            float16_to_bf16<<<blocks, 256, 0, stream>>>(static_cast<const bf16 *>(w->data), gate, out, k, n);
-            break;
-        case GGML_TYPE_F16:
-            float16_to_bf16<<<blocks, 256, 0, stream>>>(static_cast<const half *>(w->data), gate, out, k, n);
-            break;
-        default: {
-            ggml_cuda_pool_alloc<half> halves(ctx.pool(), k * n);
-            ggml_get_to_fp16_cuda(w->type)(w->data, halves.get(), k * n, stream);
-            float16_to_bf16<<<blocks, 256, 0, stream>>>(halves.get(), gate, out, k, n);
-        }
-    }
-    CUDA_CHECK(cudaGetLastError());
-    return out;
+// Of a weight as F16 behind the rest.
+static size_t linear_scratch(int device, const ggml_tensor * node, const LeverMark & mark) {
+    const sdsage::Linear linear = linear_of(node, mark);
+    return sdsage::linear_scratch(device, linear) + (is_read_directly(node->src[0]->type) ? 0 : linear.k * linear.n * sizeof(half));
 }
 
 static void compute_linear(ggml_backend_cuda_context & ctx, ggml_tensor * node, const LeverMark & mark) {
-    const ggml_tensor *w = node->src[0], *x = node->src[1];
-    int next          = 2;
-    const auto given  = [&](int32_t flag) { return mark.flags & flag ? static_cast<const float *>(node->src[next++]->data) : nullptr; };
-    const float *bias = given(sdsage::LINEAR_BIAS), *gate = given(sdsage::LINEAR_GATE), *residual = given(sdsage::LINEAR_RESIDUAL);
-    const int64_t k = w->ne[0], n = w->ne[1], tokens = ggml_nelements(x) / k;
-    const bool to_bf16 = node->type == GGML_TYPE_BF16;
-    GGML_ASSERT(!to_bf16 || residual == nullptr);
-    const LtPlan & plan = plan_for(ctx.device, k, n, tokens, mark.flags, to_bf16);
-
-    ggml_cuda_pool_alloc<bf16> weight_memory(ctx.pool());
-    const bf16 * weight = weight_in_bf16(ctx, w, gate, weight_memory);
-    ggml_cuda_pool_alloc<float> bias_memory(ctx.pool());
-    cublasLtMatmulDesc_t operation = plan.operation;
-    std::remove_pointer_t<cublasLtMatmulDesc_t> with_bias;
-    if (bias != nullptr) {
-        const void * used = bias;
-        if (gate != nullptr || to_bf16) {
-            float * made = bias_memory.alloc(n);
-            gated_bias<<<(n + 255) / 256, 256, 0, ctx.stream()>>>(bias, gate, made, to_bf16 ? reinterpret_cast<bf16 *>(made) : nullptr, n);
-            CUDA_CHECK(cudaGetLastError());
-            used = made;
-        }
-        with_bias = *plan.operation;  // the plan is shared, the pointer is this node's
-        operation = &with_bias;
-        LT_CHECK(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &used, sizeof(used)));
+    const ggml_tensor * w = node->src[0];
+    sdsage::Linear linear = linear_of(node, mark);
+    GGML_ASSERT(!linear.y_bf16 || linear.residual == nullptr);
+    char * scratch = static_cast<char *>(node->src[sdsage::SCRATCH_SRC]->data);
+    if (!is_read_directly(w->type)) {
+        half * halves = reinterpret_cast<half *>(scratch + sdsage::linear_scratch(ctx.device, linear));
+        linear.weight = halves;
+        ggml_get_to_fp16_cuda(w->type)(w->data, halves, linear.k * linear.n, ctx.stream());
+        CUDA_CHECK(cudaGetLastError());
     }
-    ggml_cuda_pool_alloc<char> workspace(ctx.pool(), LT_WORKSPACE);  // the pool frees in reverse order: allocated last, declared last
-    const float one = 1.f, beta = residual ? 1.f : 0.f;
-    LT_CHECK(cublasLtMatmul(lt_handle(ctx.device), operation, &one, weight, plan.weight, x->data, plan.x, &beta,
-                            residual ? static_cast<const void *>(residual) : node->data, plan.residual, node->data, plan.result,
-                            &plan.algorithm, workspace.get(), LT_WORKSPACE, ctx.stream()));
+    const std::string problem = sdsage::linear_run(ctx.device, linear, scratch, ctx.stream());
+    if (!problem.empty()) {
+        GGML_ABORT("%s", problem.c_str());
+    }
 }
 
 // conv_node.cu
 bool sdsage_conv_supported(int device, const ggml_tensor * node);
+size_t sdsage_conv_scratch(const ggml_tensor * node);
 bool sdsage_conv_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node);
 
+static size_t scratch_of(int device, const ggml_tensor * node) {
+    LeverMark mark;
+    if (!sdsage::read_lever(node, &mark)) {
+        return sdsage_conv_scratch(node);
+    }
+    return mark.op == LeverOp::linear ? linear_scratch(device, node, mark) : 0;
+}
+
 // Named by the edits of ggml-cuda.cu.
-extern const sdsage::LeverBackend sdsage_lever_backend = { can_linear, prefers_linear, can_convert, sdsage_conv_supported };
+extern const sdsage::LeverBackend sdsage_lever_backend = {
+    can_linear, prefers_linear, can_convert, sdsage::fp8_supported, sdsage_conv_supported, scratch_of
+};
+bool sdsage_lever_supported(int device, const ggml_tensor * node);
+bool sdsage_lever_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node);
 
 bool sdsage_lever_supported(int device, const ggml_tensor * node) {
     LeverMark mark;
@@ -425,6 +290,11 @@ bool sdsage_lever_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node) {
             return true;
         case LeverOp::to_bf16:
             compute_to_bf16(ctx, node);
+            return true;
+        case LeverOp::scratch:
+            return true;
+        case LeverOp::to_fp8:
+            compute_to_fp8(ctx, node);
             return true;
         case LeverOp::copy:
             compute_copy(ctx, node);

@@ -31,7 +31,8 @@ LEVERS = Group(
             HEADER,
             "<",
             "} sd_ctx_params_t;",
-            '    const char* engine_levers;  // "default" (or NULL), "none", or names joined by commas\n',
+            '    const char* engine_levers;  // "default" (or NULL), "none", or names joined by commas\n'
+            "    bool fast_linear;  // the lever 'linear' in FP8; new_sd_ctx fails where it can't run\n",
         ),
         Edit(EXTEND, ">", '#include "ggml_extend_backend.hpp"\n', '#include "sdsage_levers.hpp"\n'),
         Edit(
@@ -51,7 +52,7 @@ LEVERS = Group(
             ">",
             "        init_backend();\n",
             "        unsigned levers = 0;\n"
-            "        if (!sdsage::read_levers(sd_ctx_params->engine_levers, &levers, backend)) {\n"
+            "        if (!sdsage::read_levers(sd_ctx_params->engine_levers, sd_ctx_params->fast_linear, &levers, backend)) {\n"
             "            return false;\n"
             "        }\n",
         ),
@@ -65,12 +66,18 @@ LEVERS = Group(
             "                first_stage_model->engine_levers = levers & sdsage::LEVER_VAE;\n"
             "            }\n",
         ),
-        Edit(SD, ">", '             "diffusion_flash_attn: %s\\n"\n', '             "engine_levers: %s\\n"\n'),
+        Edit(
+            SD,
+            ">",
+            '             "diffusion_flash_attn: %s\\n"\n',
+            '             "engine_levers: %s\\n"\n             "fast_linear: %s\\n"\n',
+        ),
         Edit(
             SD,
             ">",
             "             BOOL_STR(sd_ctx_params->diffusion_flash_attn),\n",
-            '             sd_ctx_params->engine_levers ? sd_ctx_params->engine_levers : "default",\n',
+            '             sd_ctx_params->engine_levers ? sd_ctx_params->engine_levers : "default",\n'
+            "             BOOL_STR(sd_ctx_params->fast_linear),\n",
         ),
         Edit(CUDA, ">", '#include "ggml-cuda/common.cuh"\n', '#include "sdsage_levers.hpp"\n'),
         Edit(

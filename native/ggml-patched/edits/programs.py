@@ -30,7 +30,8 @@ SD_CLI = Group(
             ">",
             "    bool diffusion_flash_attn   = false;\n",
             "    bool sage_attn              = false;\n    sd_sage_kernel_t sage_kernel = SD_SAGE_KERNEL_AUTO;\n"
-            '    std::string engine_levers = "default";\n',
+            '    std::string engine_levers = "default";\n'
+            "    bool fast_linear            = false;\n",
         ),
         Edit(
             COMMON,
@@ -38,7 +39,10 @@ SD_CLI = Group(
             '        {"",\n         "--diffusion-conv-direct",',
             '        {"",\n         "--sage-attn",\n'
             '         "use SageAttention in the diffusion model (CUDA, compute capability 8.0 or newer)",\n'
-            "         true, &sage_attn},\n",
+            "         true, &sage_attn},\n"
+            '        {"",\n         "--fast-linear",\n'
+            '         "linear layers of the diffusion model in FP8 (CUDA, compute capability 9.0)",\n'
+            "         true, &fast_linear},\n",
         ),
         Edit(
             COMMON,
@@ -76,7 +80,7 @@ SD_CLI = Group(
             COMMON,
             "=",
             "        qwen_image_zero_cond_t,\n        max_vram,\n    };",
-            "        qwen_image_zero_cond_t,\n        max_vram,\n        sage_attn,\n        sage_kernel,\n        engine_levers.c_str(),\n    };",
+            "        qwen_image_zero_cond_t,\n        max_vram,\n        sage_attn,\n        sage_kernel,\n        engine_levers.c_str(),\n        fast_linear,\n    };",
         ),
         Edit(
             CLI,

@@ -46,6 +46,8 @@ bool stop_graph(void *);
 // A diffusion model is the expert whose steps are being sampled.
 enum class Part { diffusion, text_encoder, image_encoder, vae, control_net };
 void note_attention(Part part, const char * kernel, const char * why);
+// The same for what a lever computed (sdsage_levers.hpp): why it was not done in the way that was asked for.
+void note_lever(Part part, const char * lever, const char * why);
 // For what is no diffusion model: the part that the running stage stands for.
 Part part_of_stage();
 

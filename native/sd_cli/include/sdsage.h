@@ -126,6 +126,21 @@ typedef struct {
 SD_API int sdsage_attention_count(void);
 SD_API bool sdsage_get_attention(int index, sdsage_attention_t * attention);
 
+/* The same for what sdsage computed in place of the engine, the levers: one entry per part of the model, lever and reason. */
+typedef struct {
+    const char * module;
+    const char * lever; /* "linear", "linear fp8", "fuse", "vae" */
+    const char * why;   /* why not FP8 although it was asked for; "" */
+    int64_t calls;
+} sdsage_lever_t;
+
+SD_API int sdsage_lever_count(void);
+SD_API bool sdsage_get_lever(int index, sdsage_lever_t * lever);
+
+/* Why fast_linear can't be had, with these engine_levers, on the device that a context of this thread would get; "" if it can.
+ * Static until the next call on this thread. */
+SD_API const char * sdsage_fast_linear_problem(const char * engine_levers);
+
 /* One attention alone, for checking and timing: softmax(q k^T / sqrt(head_dim) + bias) v. Arrays are contiguous, the last index
  * fastest; q, k and v are float, or with `half` FP16. */
 typedef struct {

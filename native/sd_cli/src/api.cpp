@@ -91,7 +91,10 @@ bool can_run(const sd_ctx_params_t * params) {
         return false;
     }
     unsigned levers = 0;
-    if (params != nullptr && !read_levers(params->engine_levers, &levers)) {
+    const std::string levers_why =
+        params == nullptr ? "" : levers_problem(params->engine_levers, params->fast_linear, chosen_device(), &levers);
+    if (!levers_why.empty()) {
+        reject(levers_why);
         return false;
     }
     if (params != nullptr && params->sage_attn) {
@@ -101,6 +104,17 @@ bool can_run(const sd_ctx_params_t * params) {
         }
         return why.empty();
     }
+    return true;
+}
+
+// One entry of what was counted, as C has it: module, what computed it, why, calls.
+template <class C>
+bool get(const std::vector<Count> & all, int index, C * entry) {
+    if (index < 0 || index >= static_cast<int>(all.size()) || entry == nullptr) {
+        return false;
+    }
+    const Count & a = all[static_cast<size_t>(index)];
+    *entry          = { a.module, a.by.c_str(), a.why.c_str(), a.calls };
     return true;
 }
 
@@ -222,14 +236,17 @@ int sdsage_size_multiple(const sd_ctx_t * ctx) { return size_multiple(ctx); }
 
 int sdsage_attention_count(void) { return static_cast<int>(last_outcome().attention.size()); }
 
-bool sdsage_get_attention(int index, sdsage_attention_t * attention) {
-    const auto & all = last_outcome().attention;
-    if (index < 0 || index >= static_cast<int>(all.size()) || attention == nullptr) {
-        return false;
-    }
-    const AttentionCount & a = all[static_cast<size_t>(index)];
-    *attention               = { a.module, a.kernel.c_str(), a.why.c_str(), a.calls };
-    return true;
+bool sdsage_get_attention(int index, sdsage_attention_t * attention) { return get(last_outcome().attention, index, attention); }
+
+int sdsage_lever_count(void) { return static_cast<int>(last_outcome().levers.size()); }
+
+bool sdsage_get_lever(int index, sdsage_lever_t * lever) { return get(last_outcome().levers, index, lever); }
+
+const char * sdsage_fast_linear_problem(const char * engine_levers) {
+    static thread_local std::string problem;
+    unsigned levers = 0;
+    problem         = levers_problem(engine_levers, true, chosen_device(), &levers);
+    return problem.c_str();
 }
 
 bool sdsage_run_attention(const sdsage_attention_problem_t * problem, sdsage_attention_method_t * methods, int count, int repeats) {

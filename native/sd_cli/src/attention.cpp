@@ -13,6 +13,7 @@
 
 #include "ggml-alloc.h"
 #include "ggml_extend_backend.hpp"
+#include "levers.h"
 #include "sdsage_seam.hpp"
 #include "util.h"
 
@@ -365,6 +366,7 @@ void count_attention(ggml_cgraph * graph, const std::string & runner, bool is_di
             note_attention(part, method, mark.why ? mark.why : "");
         }
     }
+    count_levers(graph, part);
     if (graph_probe) {
         graph_probe(graph);
     }

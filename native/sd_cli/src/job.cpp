@@ -38,7 +38,7 @@ struct State {
     int calls = 0;  // of the diffusion models, in all stages
     int tile  = 0;
     std::vector<Latents> latents;
-    std::vector<AttentionCount> attention;
+    std::vector<Count> attention, levers;
     std::mutex error_lock;
     std::vector<std::string> errors;
 };
@@ -69,11 +69,11 @@ const char * expert_name(Expert e) {
 const char * module_name(Expert e) { return e == Expert::high_noise ? "high-noise" : e == Expert::low_noise ? "low-noise" : "diffusion"; }
 
 // "fp8 240, flash 2 (its mask is not one number per key)"
-std::string attention_text(const char * module) {
+std::string text_of(const std::vector<Count> & counts, const char * module) {
     std::string text;
-    for (const AttentionCount & a : current->attention) {
+    for (const Count & a : counts) {
         if (std::strcmp(a.module, module) == 0) {
-            text += (text.empty() ? "" : ", ") + a.kernel + " " + std::to_string(a.calls) + (a.why.empty() ? "" : " (" + a.why + ")");
+            text += (text.empty() ? "" : ", ") + a.by + " " + std::to_string(a.calls) + (a.why.empty() ? "" : " (" + a.why + ")");
         }
     }
     return text;
@@ -83,8 +83,9 @@ void stop_non_finite(StageState & s, int step) {
     current->status     = SDSAGE_NON_FINITE;
     current->bad_step   = current->steps_before + step;
     current->bad_expert = s.expert;
-    fail("latents are not finite after step " + std::to_string(current->bad_step) + " in " + expert_name(s.expert) + " (attention: " +
-         attention_text(module_name(s.expert)) + "); a weight type with more range, another attention or a lower cfg-scale may help");
+    fail("latents are not finite after step " + std::to_string(current->bad_step) + " in " + expert_name(s.expert) +
+         " (attention: " + text_of(current->attention, module_name(s.expert)) +
+         "); a weight type with more range, another attention or a lower cfg-scale may help");
 }
 
 // A step is over when the next one begins or the stage ends: samplers of higher order evaluate a step more than once.
@@ -137,6 +138,7 @@ Job::~Job() {
     o.expert    = to_c(current->bad_expert);
     o.latents   = std::move(current->latents);
     o.attention = std::move(current->attention);
+    o.levers    = std::move(current->levers);
     o.tile      = current->tile;
     delete current;
     current = nullptr;
@@ -145,9 +147,12 @@ Job::~Job() {
 
 bool Job::finish(bool ok) {
     for (Expert e : { Expert::high_noise, Expert::low_noise, Expert::only }) {
-        const std::string text = attention_text(module_name(e));
-        if (!text.empty()) {
-            LOG_INFO("attention in %s: %s", expert_name(e), text.c_str());
+        const std::string attention = text_of(current->attention, module_name(e)), levers = text_of(current->levers, module_name(e));
+        if (!attention.empty()) {
+            LOG_INFO("attention in %s: %s", expert_name(e), attention.c_str());
+        }
+        if (!levers.empty()) {
+            LOG_INFO("levers in %s: %s", expert_name(e), levers.c_str());
         }
     }
     std::lock_guard<std::mutex> lock(current->error_lock);
@@ -295,38 +300,43 @@ Part part_of_stage() {
     }
 }
 
-void note_attention(Part part, const char * kernel, const char * why) {
+static const char * module_of(Part part) {
+    switch (part) {
+        case Part::text_encoder:
+            return "text encoder";
+        case Part::image_encoder:
+            return "picture encoder";
+        case Part::vae:
+            return "VAE";
+        case Part::control_net:
+            return "ControlNet";
+        case Part::diffusion:
+            break;
+    }
+    const char * module = "diffusion";
+    for (const StageState & s : current->stages) {
+        module = s.stage == Stage::sample ? module_name(s.expert) : module;
+    }
+    return module;
+}
+
+static void note(std::vector<Count> State::* counts, Part part, const char * by, const char * why) {
     if (current == nullptr) {
         return;
     }
-    const char * module = "diffusion";
-    switch (part) {
-        case Part::diffusion:
-            for (const StageState & s : current->stages) {
-                module = s.stage == Stage::sample ? module_name(s.expert) : module;
-            }
-            break;
-        case Part::text_encoder:
-            module = "text encoder";
-            break;
-        case Part::image_encoder:
-            module = "picture encoder";
-            break;
-        case Part::vae:
-            module = "VAE";
-            break;
-        case Part::control_net:
-            module = "ControlNet";
-            break;
-    }
-    for (AttentionCount & a : current->attention) {
-        if (std::strcmp(a.module, module) == 0 && a.kernel == kernel && a.why == why) {
+    const char * module = module_of(part);
+    for (Count & a : current->*counts) {
+        if (std::strcmp(a.module, module) == 0 && a.by == by && a.why == why) {
             a.calls++;
             return;
         }
     }
-    current->attention.push_back({ module, kernel, why, 1 });
+    (current->*counts).push_back({ module, by, why, 1 });
 }
+
+void note_attention(Part part, const char * kernel, const char * why) { note(&State::attention, part, kernel, why); }
+
+void note_lever(Part part, const char * lever, const char * why) { note(&State::levers, part, lever, why); }
 
 const float * recorded_answer(const std::vector<int64_t> & shape, float sigma, int step) {
     const int call    = current->calls++;

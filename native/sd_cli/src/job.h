@@ -17,11 +17,11 @@ struct Latents {
     std::vector<int64_t> shape;
 };
 
-// How often a kernel computed attention in a part of the model.
-struct AttentionCount {
+// How often something was computed in a part of the model: attention by a kernel, or what a lever takes.
+struct Count {
     const char * module;  // static
-    std::string kernel;
-    std::string why;
+    std::string by;
+    std::string why;  // why not in the way that was asked for
     int64_t calls;
 };
 
@@ -32,7 +32,7 @@ struct Outcome {
     int step               = 0;
     sdsage_expert_t expert = SDSAGE_EXPERT_ONLY;
     std::vector<Latents> latents;
-    std::vector<AttentionCount> attention;
+    std::vector<Count> attention, levers;
     int tile = 0;  // decoding at once failed, and it was done in tiles of this many latent pixels
 };
 

@@ -22,6 +22,10 @@ constexpr struct {
     unsigned bit;
 } LEVERS[] = { { "linear", LEVER_LINEAR }, { "fuse", LEVER_FUSE }, { "vae", LEVER_VAE } };
 
+// A layer with fewer inputs or outputs spends its time on reading activations. These are a model's first and last ones, and keep
+// their precision.
+constexpr int64_t FP8_SIDE = 128;
+
 // The CPU backend runs any custom node: a test library registers the arithmetic here.
 const LeverBackend * cpu_backend = nullptr;
 ggml_custom_op_t cpu_compute     = nullptr;
@@ -60,8 +64,13 @@ ggml_tensor * other(const ggml_tensor * node, const ggml_tensor * one) { return 
 
 class Search {
   public:
-    Search(ggml_context * ctx, ggml_cgraph * graph, const LeverBackend & backend, int device, bool named)
-        : ctx_(ctx), graph_(graph), backend_(backend), device_(device), named_(named) {
+    Search(ggml_context * ctx, ggml_cgraph * graph, const LeverBackend & backend, int device, unsigned levers)
+        : ctx_(ctx),
+          graph_(graph),
+          backend_(backend),
+          device_(device),
+          named_((levers & LEVERS_NAMED) != 0),
+          fp8_((levers & LEVER_FP8) != 0) {
         read();
         for (ggml_tensor * node : nodes_) {
             if (users_.count(node) == 0) {
@@ -127,10 +136,21 @@ class Search {
         rebuild();
         for (ggml_tensor * node : nodes_) {
             if (node->op == GGML_OP_CONT && copies_in_runs(node)) {
-                set(node, { node->src[0] }, { LEVER_MAGIC, LeverOp::copy, 0, 0.f, 0 });
+                set(node, { node->src[0] }, { LEVER_MAGIC, LeverOp::copy, 0, 0.f, 0, nullptr });
                 counts_["copies"]++;
             }
         }
+    }
+
+    void add_scratch() {
+        for (ggml_tensor * node : nodes_) {
+            const size_t bytes = node->op == GGML_OP_CUSTOM ? backend_.scratch(device_, node) : 0;
+            if (bytes > 0) {
+                node->src[SCRATCH_SRC] = ggml_new_tensor_1d(ctx_, GGML_TYPE_I8, static_cast<int64_t>(bytes));
+                set(node->src[SCRATCH_SRC], {}, { LEVER_MAGIC, LeverOp::scratch, 0, 0.f, 0, nullptr });
+            }
+        }
+        rebuild();
     }
 
     std::string summary() const {
@@ -284,7 +304,7 @@ class Search {
         if (holder(chain) == nullptr) {
             return;
         }
-        become(chain, sources, { LEVER_MAGIC, LeverOp::norm, flags, eps, 0 });
+        become(chain, sources, { LEVER_MAGIC, LeverOp::norm, flags, eps, 0, nullptr });
         counts_["norms"]++;
     }
 
@@ -331,7 +351,7 @@ class Search {
             return;
         }
         std::vector<ggml_tensor *> sources = { heads, pe };
-        LeverMark mark                     = { LEVER_MAGIC, LeverOp::rope, 0, 0.f, static_cast<int32_t>(heads->ne[0]) };
+        LeverMark mark                     = { LEVER_MAGIC, LeverOp::rope, 0, 0.f, static_cast<int32_t>(heads->ne[0]), nullptr };
         // the root mean square over all heads, with its weight
         if (heads->op == GGML_OP_RESHAPE && heads->src[0]->op == GGML_OP_MUL && only_user(heads->src[0]) == heads &&
             heads->src[0]->src[0]->op == GGML_OP_RMS_NORM && only_user(heads->src[0]->src[0]) == heads->src[0] &&
@@ -375,11 +395,21 @@ class Search {
                (named_ ? tokens >= 2 : backend_.prefers_linear(device_, tokens));
     }
 
-    // x as BF16: what made it writes BF16 if only linear layers read it, else a copy that all of them share.
-    ggml_tensor * in_bf16(ggml_tensor * x) {
-        if (x->type == GGML_TYPE_BF16) {
-            return x;
+    // Why a layer that is taken is not computed in FP8 although that was asked for; nullptr if it is.
+    const char * why_not_fp8(const ggml_tensor * node) const {
+        const int64_t k = node->src[0]->ne[0], n = node->src[0]->ne[1];
+        if (k < FP8_SIDE || n < FP8_SIDE) {
+            return "fewer than 128 inputs or outputs";
         }
+        if (!backend_.can_fp8(device_, k, n, ggml_nrows(node->src[1]))) {
+            return "the GPU's libraries have no FP8 product of this size";
+        }
+        return nullptr;
+    }
+
+    // x as linear layers read it. In BF16: what made it writes BF16 if only linear layers read it, else a copy that all of them
+    // share. In FP8: a copy of either.
+    ggml_tensor * operand(ggml_tensor * x, bool fp8) {
         LeverMark mark;
         std::vector<ggml_tensor *> shapes = { x };
         while (shapes.back()->op == GGML_OP_RESHAPE && only_user(shapes.back()->src[0]) == shapes.back()) {
@@ -394,12 +424,15 @@ class Search {
             for (ggml_tensor * shape : shapes) {
                 set_type(shape, GGML_TYPE_BF16);
             }
+        }
+        if (x->type == GGML_TYPE_BF16 && !fp8) {
             return x;
         }
-        ggml_tensor *& node = rounded_[x];
+        ggml_tensor *& node = rounded_[{ x, fp8 }];
         if (node == nullptr) {
-            node = ggml_new_tensor(ctx_, GGML_TYPE_BF16, GGML_MAX_DIMS, x->ne);
-            set(node, { x }, { LEVER_MAGIC, LeverOp::to_bf16, 0, 0.f, 0 });
+            node = fp8 ? ggml_new_tensor_1d(ctx_, GGML_TYPE_I8, ggml_nelements(x) + ggml_nrows(x) * static_cast<int64_t>(sizeof(float)))
+                       : ggml_new_tensor(ctx_, GGML_TYPE_BF16, GGML_MAX_DIMS, x->ne);
+            set(node, { x }, { LEVER_MAGIC, fp8 ? LeverOp::to_fp8 : LeverOp::to_bf16, 0, 0.f, 0, nullptr });
         }
         return node;
     }
@@ -445,35 +478,31 @@ class Search {
                 }
             }
         }
-        std::vector<ggml_tensor *> sources = { product->src[0], in_bf16(product->src[1]) };
+        const char * why_bf16 = fp8_ ? why_not_fp8(product) : nullptr;
+        const bool in_fp8     = fp8_ && why_bf16 == nullptr;
+        flags |= in_fp8 ? LINEAR_FP8 : 0;
+        std::vector<ggml_tensor *> sources = { product->src[0], operand(product->src[1], in_fp8) };
         for (ggml_tensor * more : { bias, gate, residual }) {
             if (more != nullptr) {
                 sources.push_back(more);
             }
         }
-        become(chain, sources, { LEVER_MAGIC, LeverOp::linear, flags, 0.f, 0 });
-        counts_["linear layers"]++;
+        become(chain, sources, { LEVER_MAGIC, LeverOp::linear, flags, 0.f, 0, why_bf16 });
+        counts_[in_fp8 ? "linear layers in FP8" : "linear layers"]++;
     }
 
     ggml_context * ctx_;
     ggml_cgraph * graph_;
     const LeverBackend & backend_;
     int device_;
-    bool named_;
+    bool named_, fp8_;
     std::vector<ggml_tensor *> nodes_;
     std::vector<ggml_tensor *> ends_;  // what nothing reads, in the graph's order
     std::unordered_map<const ggml_tensor *, std::vector<ggml_tensor *>> users_;
-    std::set<const ggml_tensor *> layers_;  // as they were found
-    std::unordered_map<const ggml_tensor *, ggml_tensor *> rounded_;
+    std::set<const ggml_tensor *> layers_;                                   // as they were found
+    std::map<std::pair<const ggml_tensor *, bool>, ggml_tensor *> rounded_;  // with whether it is in FP8
     std::map<std::string, int> counts_;
 };
-
-}  // namespace
-
-void set_cpu_levers(const LeverBackend * backend, ggml_custom_op_t compute) {
-    cpu_backend = backend;
-    cpu_compute = compute;
-}
 
 std::string parse_levers(const char * text, unsigned * levers) {
     const std::string asked = text == nullptr || *text == 0 ? "default" : text;
@@ -496,13 +525,41 @@ std::string parse_levers(const char * text, unsigned * levers) {
     return "";
 }
 
-bool read_levers(const char * text, unsigned * levers, ggml_backend_t backend) {
+}  // namespace
+
+void set_cpu_levers(const LeverBackend * backend, ggml_custom_op_t compute) {
+    cpu_backend = backend;
+    cpu_compute = compute;
+}
+
+std::string levers_problem(const char * text, bool fast_linear, ggml_backend_dev_t dev, unsigned * levers) {
     const std::string why = parse_levers(text, levers);
+    if (!why.empty() || !fast_linear) {
+        return why;
+    }
+    if (!(*levers & LEVER_LINEAR)) {
+        return std::string("fast_linear (--fast-linear) is for the lever 'linear', which engine_levers '") + text + "' leaves out";
+    }
+    *levers |= LEVER_FP8;
+    const LeverBackend * ours = backend_of(dev);
+    const int device          = ordinal_of(dev);
+    constexpr int64_t SIZE    = 4096;  // of any layer
+    if (ours != nullptr && ours->can_linear(device) && ours->can_fp8(device, SIZE, SIZE, SIZE)) {
+        return "";
+    }
+    return std::string("fast_linear (--fast-linear) can't be used with ") + ggml_backend_dev_description(dev) + ": " +
+           (ours == nullptr
+                ? "it needs an NVIDIA GPU and sdsage's own CUDA backend"
+                : "cuBLASLt multiplies no FP8 matrices with a scale for each row there (compute capability 9.0 can, from cuBLAS 12.9 on)");
+}
+
+bool read_levers(const char * text, bool fast_linear, unsigned * levers, ggml_backend_t backend) {
+    const auto dev        = ggml_backend_get_device(backend);
+    const std::string why = levers_problem(text, fast_linear, dev, levers);
     if (!why.empty()) {
-        fail(why);
-    } else if (backend != nullptr && (*levers & LEVERS_NAMED) && backend_of(ggml_backend_get_device(backend)) == nullptr) {
-        LOG_WARN("engine levers %s: %s has none of them, the engine computes all by itself", text,
-                 ggml_backend_dev_description(ggml_backend_get_device(backend)));
+        reject(why);
+    } else if ((*levers & LEVERS_NAMED) && backend_of(dev) == nullptr) {
+        LOG_WARN("engine levers %s: %s has none of them, the engine computes all by itself", text, ggml_backend_dev_description(dev));
     }
     return why.empty();
 }
@@ -513,7 +570,7 @@ void pull_levers(ggml_context * ctx, ggml_backend_t backend, ggml_cgraph * graph
     if (ours == nullptr) {
         return;
     }
-    Search search(ctx, graph, *ours, ordinal_of(dev), (levers & LEVERS_NAMED) != 0);
+    Search search(ctx, graph, *ours, ordinal_of(dev), levers);
     if (levers & LEVER_FUSE) {
         search.fuse();
     }
@@ -523,7 +580,37 @@ void pull_levers(ggml_context * ctx, ggml_backend_t backend, ggml_cgraph * graph
     if (levers & LEVER_VAE) {
         search.vae();
     }
+    search.add_scratch();
     LOG_DEBUG("%s: levers: %s", runner.c_str(), search.summary().c_str());
+}
+
+void count_levers(ggml_cgraph * graph, Part part) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        LeverMark mark;
+        ConvMark conv;
+        ChannelNormMark norm;
+        if (read_lever(node, &mark)) {
+            switch (mark.op) {
+                case LeverOp::linear:
+                    note_lever(part, mark.flags & LINEAR_FP8 ? "linear fp8" : "linear", mark.why ? mark.why : "");
+                    break;
+                case LeverOp::norm:
+                case LeverOp::rope:
+                    note_lever(part, "fuse", "");
+                    break;
+                case LeverOp::copy:
+                    note_lever(part, "vae", "");
+                    break;
+                case LeverOp::to_bf16:
+                case LeverOp::to_fp8:
+                case LeverOp::scratch:  // a part of what follows
+                    break;
+            }
+        } else if (read_conv(node, &conv) || read_channel_norm(node, &norm)) {
+            note_lever(part, "vae", "");
+        }
+    }
 }
 
 }  // namespace sdsage
