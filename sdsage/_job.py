@@ -85,14 +85,14 @@ class Attention:
 
 @dataclass(frozen=True)
 class Lever:
-    """How often sdsage computed a part of a model in place of the engine.
+    """How often sdsage computed something in place of the engine.
 
     Attributes:
         module: as in `Attention`.
-        lever: "linear" (linear layers in BF16), "linear fp8", "fuse" (norms, rotary embedding) or "vae" (convolutions,
-            norms and copies of the VAE).
+        lever: "linear" (linear layers in BF16), "linear fp8", "fuse" (norms, rotary embedding), "vae" (convolutions,
+            norms and copies of the VAE); "ggml" for the linear layers that the lever leaves to the engine.
         calls: nodes of the graphs that were executed.
-        why: why not FP8 although `fast_linear` is set; "" otherwise.
+        why: why the engine, or why not FP8 although `fast_linear` is set; "" otherwise.
     """
 
     module: str

@@ -19,6 +19,7 @@ import sdsage
 from sdsage._ffi import lib, text
 
 FAULTS = {"no bias": 1, "no shift": 2, "turned the other way": 3, "no bias in convolutions": 4, "a wrong scale": 5}
+SCRATCH = 1 << 20
 FAST = ("fast linear", "a wrong scale")
 Run = tuple[Any, Any, dict[str, int], list[list[Any]]]
 
@@ -41,6 +42,23 @@ def run(
     return result.latents[0], frames, counts, [[x.module, x.lever, x.calls, x.why] for x in result.levers]
 
 
+def chain(pulled: bool, scratch: int = 0) -> tuple[float, int]:
+    """The result of two linear layers, and how much memory their graph reserved."""
+    lib.sdsage_test_lever_scratch(scratch, 0)
+    return lib.sdsage_test_lever_chain(pulled), lib.sdsage_test_lever_reserved()
+
+
+def without_memory() -> dict[str, Any]:
+    """A decode whose scratch memory is there for tiles of 256 x 32 pixels, and not for all of 320 x 32 at once."""
+    latents = np.random.default_rng(1).normal(size=(1, 16, 1, 4, 40)).astype(np.float32)
+    tiling = sdsage.SdTilingParams(enabled=True, tile_size_x=32, tile_size_y=32)
+    with sdsage.Context(ctx_params(files("tiny-random"))) as context:
+        tiled = context.decode_all([latents], tiling)
+        lib.sdsage_test_lever_scratch(1 << 50, 300_000)  # a result: 320 x 32 x 8 x 4 bytes, or 256 x 32 x 8 x 4
+        retried = context.decode_all([latents])
+    return {"adjusted": retried.adjusted, "same": bool((retried.frames == tiled.frames).all())}
+
+
 def main() -> None:
     model, *names = sys.argv[1:]
     plain, decoded, _, _ = run(model, "none", on=False)
@@ -56,7 +74,9 @@ def main() -> None:
             "said": said,
         }
     lib.sdsage_test_levers_cpu(True, 0)
-    found["chain"] = [lib.sdsage_test_lever_chain(pulled) for pulled in (False, True)]
+    found["chain"] = [chain(pulled)[0] for pulled in (False, True)]
+    found["scratch"] = [chain(True, bytes_) for bytes_ in (0, SCRATCH)]
+    found["without memory"] = without_memory() if model == "tiny-random" else None
     json.dump(found, sys.stdout)
 
 

@@ -109,7 +109,7 @@ def wide(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.mark.parametrize("model", ["tiny", "wide"])
 def test_fast_linear(files: dict[str, str], wide: dict[str, str], model: str, show: list[str]) -> None:
-    """What rounding to FP8 explains (test_levers.py); the same again, bit for bit; the head and the first layer of the prompt not in FP8."""
+    """What rounding to FP8 explains (test_levers.py); the same again, bit for bit."""
     if sdsage.sage_info(device=GPU).compute_capability != "9.0":
         pytest.skip("cuBLASLt has scales for rows and columns on compute capability 9.0")
     used = files if model == "tiny" else wide

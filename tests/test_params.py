@@ -93,7 +93,13 @@ def test_lists_and_lengths_are_those_of_the_generator() -> None:
 
 def test_every_struct_of_the_header_has_a_class() -> None:
     by_value = {"sd_image_t", "sdsage_attention_t", "sdsage_device_t", "sdsage_event_t", "sdsage_latents_t"}
-    by_value |= {"sdsage_answer_t", "sdsage_sage_t", "sdsage_attention_method_t", "sdsage_attention_problem_t"}
+    by_value |= {
+        "sdsage_answer_t",
+        "sdsage_sage_t",
+        "sdsage_attention_method_t",
+        "sdsage_attention_problem_t",
+        "sdsage_lever_t",
+    }
     names = {line.split()[0] for line in text(lib.sdsage_layout()).splitlines()}
     assert names - by_value == set(_CLASSES)
 

@@ -59,9 +59,14 @@ fi
 nvcc -std=c++17 -O3 -arch=native -cudart static -I native/ggml-patched/cuda -o "$build/conv_check" native/tests/conv_check.cu native/ggml-patched/cuda/conv.cu &&
     "$build/conv_check" > "$build/conv.log" 2>&1 || status=1
 tail -3 "$build/conv.log"
+# Linear layers in BF16 and FP8 by themselves.
+nvcc -std=c++17 -O3 -arch=native -cudart static -I native/ggml-patched/cuda -o "$build/linear_check" native/tests/linear_check.cu native/ggml-patched/cuda/linear.cu -lcublasLt &&
+    "$build/linear_check" > "$build/linear.log" 2>&1 || status=1
+tail -5 "$build/linear.log"
 if [ $sanitizer = yes ]; then
     echo "compute-sanitizer memcheck"
     compute-sanitizer --tool memcheck --error-exitcode 9 "$build/conv_check" small 2>&1 | tail -2 || status=1
+    compute-sanitizer --tool memcheck --error-exitcode 9 "$build/linear_check" small 2>&1 | tail -2 || status=1
     LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" compute-sanitizer --tool memcheck --error-exitcode 9 "$lib/sd-cli" -M vid_gen $("$python" tests/tiny_options.py) \
         -p "a lovely cat" --steps 1 --high-noise-steps 1 --cfg-scale 1 --high-noise-cfg-scale 1 --sage-attn -W 64 -H 64 \
         --video-frames 5 -o "$build/memcheck_%03d.png" 2>&1 | tail -4 || status=1

@@ -19,7 +19,7 @@ using sdsage::LeverMark;
 using sdsage::LeverOp;
 
 int fault           = 0;
-int64_t scratch     = 0;  // bytes that every node needs whose result has `large` bytes or more
+int64_t scratch     = -1;  // bytes that every node needs whose result has `large` bytes or more; -1: as on CUDA
 int64_t large       = 0;
 size_t last_reserve = 0;
 std::mutex counting;
@@ -303,11 +303,30 @@ bool can_fp8(int, int64_t k, int64_t n, int64_t) { return k % 16 == 0 && n % 16 
 
 bool supports(int, const ggml_tensor *) { return true; }
 
-size_t scratch_of(int, const ggml_tensor * node) {
+// As cuda/conv.cu and cuda/linear.cu size it, but for alignment.
+size_t scratch_on_cuda(const ggml_tensor * node) {
     LeverMark mark;
     sdsage::ConvMark conv;
-    const bool needs = sdsage::read_conv(node, &conv) || (sdsage::read_lever(node, &mark) && mark.op == LeverOp::linear);
-    return needs && ggml_nbytes(node) >= static_cast<size_t>(large) ? scratch : 0;
+    const ggml_tensor *x = node->src[0], *w = node->src[1];
+    if (sdsage::read_conv(node, &conv)) {
+        const bool pictures      = conv.flags & sdsage::CONV_PICTURES_IN;
+        const int64_t channels   = (conv.ic + 31) / 32 * 32,
+                      outputs    = (node->ne[conv.flags & sdsage::CONV_PICTURES_OUT ? 2 : 3] + 127) / 128 * 128;
+        const ggml_tensor * past = conv.flags & sdsage::CONV_CACHE ? node->src[conv.flags & sdsage::CONV_BIAS ? 3 : 2] : nullptr;
+        const auto padded        = [&](int i, int64_t n) { return n + conv.before[i] + conv.after[i]; };
+        const int64_t pixels     = padded(0, x->ne[0] * conv.upscale) * padded(1, x->ne[1] * conv.upscale) *
+                               padded(2, x->ne[pictures ? 3 : 2] + (past ? past->ne[2] : 0));
+        return (pixels * channels + outputs * channels * w->ne[0] * w->ne[1] * (pictures ? 1 : w->ne[2])) * 2;
+    }
+    if (sdsage::read_lever(node, &mark) && mark.op == LeverOp::linear) {
+        return ggml_nelements(x) * (mark.flags & sdsage::LINEAR_FP8 ? 1 : 2) + x->ne[1] * 8 + (32 << 20);
+    }
+    return 0;
+}
+
+size_t scratch_of(int, const ggml_tensor * node) {
+    const size_t bytes = scratch_on_cuda(node);
+    return bytes == 0 || scratch < 0 ? bytes : ggml_nbytes(node) >= static_cast<size_t>(large) ? scratch : 0;
 }
 
 const sdsage::LeverBackend on_cpu = { can_linear, prefers_linear, can_convert, can_fp8, supports, scratch_of };

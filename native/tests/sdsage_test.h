@@ -22,7 +22,8 @@ SD_API const char * sdsage_test_neighbours(void);
  * shift of norms, 3 turns the rotary embedding the other way, 4 forgets the bias of convolutions,
  * 5 doubles the scale of every other token in FP8; 0 none. */
 SD_API void sdsage_test_levers_cpu(bool on, int fault);
-/* Linear layers and convolutions whose result has `from` bytes or more ask for this much scratch memory from now on, and write to it. */
+/* Linear layers and convolutions whose result has `from` bytes or more ask for this much scratch memory from now on, and
+ * write to it; -1: for as much as on CUDA. */
 SD_API void sdsage_test_lever_scratch(int64_t bytes, int64_t from);
 /* The last number of what a linear layer makes of another one's result plus a residual, with levers or without. */
 SD_API float sdsage_test_lever_chain(bool pulled);

@@ -129,8 +129,8 @@ SD_API bool sdsage_get_attention(int index, sdsage_attention_t * attention);
 /* The same for what sdsage computed in place of the engine, the levers: one entry per part of the model, lever and reason. */
 typedef struct {
     const char * module;
-    const char * lever; /* "linear", "linear fp8", "fuse", "vae" */
-    const char * why;   /* why not FP8 although it was asked for; "" */
+    const char * lever; /* "linear", "linear fp8", "fuse", "vae"; "ggml" for linear layers that the engine computes */
+    const char * why;   /* why the engine, or why not FP8 although it was asked for; "" */
     int64_t calls;
 } sdsage_lever_t;
 

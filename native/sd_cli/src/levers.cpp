@@ -26,6 +26,16 @@ constexpr struct {
 // their precision.
 constexpr int64_t FP8_SIDE = 128;
 
+constexpr int64_t MANY_TOKENS = 1 << 20;
+
+// On a linear layer that ggml computes.
+struct LeftMark {
+    uint32_t magic;
+    const char * why;  // static
+};
+constexpr uint32_t LEFT_MAGIC = 0x5446454c;
+static_assert(LEVER_MARK_OFFSET + sizeof(LeftMark) <= GGML_MAX_OP_PARAMS, "the mark has to fit");
+
 // The CPU backend runs any custom node: a test library registers the arithmetic here.
 const LeverBackend * cpu_backend = nullptr;
 ggml_custom_op_t cpu_compute     = nullptr;
@@ -92,10 +102,14 @@ class Search {
 
     void linear() {
         for (ggml_tensor * node : nodes_) {
-            if (node->op == GGML_OP_MUL_MAT && takes_linear(node)) {
+            if (node->op != GGML_OP_MUL_MAT || node->src[0]->op != GGML_OP_NONE) {
+                continue;
+            }
+            if (const char * why = why_left(node)) {
+                const LeftMark mark = { LEFT_MAGIC, why };
+                std::memcpy(reinterpret_cast<char *>(node->op_params) + LEVER_MARK_OFFSET, &mark, sizeof(mark));
+            } else {
                 layers_.insert(node);
-            } else if (node->op == GGML_OP_MUL_MAT) {
-                counts_["products left to ggml"]++;
             }
         }
         for (ggml_tensor * node : nodes_) {
@@ -384,15 +398,27 @@ class Search {
                std::all_of(x->nb + dims, x->nb + GGML_MAX_DIMS, [](size_t stride) { return stride % 16 == 0; });
     }
 
-    bool takes_linear(const ggml_tensor * node) const {
+    // Why ggml computes this linear layer; nullptr if we do.
+    const char * why_left(const ggml_tensor * node) const {
         const ggml_tensor *w = node->src[0], *x = node->src[1];
         const int64_t tokens = ggml_nrows(x);
         int32_t precision;
         std::memcpy(&precision, node->op_params, sizeof(precision));
-        return w->op == GGML_OP_NONE && w->ne[2] == 1 && w->ne[3] == 1 && ggml_is_contiguous(w) && w->type != GGML_TYPE_F32 &&
-               backend_.can_convert(w->type) && is_f32(x) && node->type == GGML_TYPE_F32 && node->view_src == nullptr &&
-               precision == GGML_PREC_DEFAULT && w->ne[0] % 8 == 0 && w->ne[1] % 8 == 0 && w->ne[1] >= 64 && backend_.can_linear(device_) &&
-               (named_ ? tokens >= 2 : backend_.prefers_linear(device_, tokens));
+        if (precision != GGML_PREC_DEFAULT) {
+            return "the model asks for full precision";
+        }
+        if (w->type == GGML_TYPE_F32 || !backend_.can_convert(w->type)) {
+            return w->type == GGML_TYPE_F32 ? "its weights are F32" : "the type of its weights";
+        }
+        if (!backend_.can_linear(device_) || (!named_ && !backend_.prefers_linear(device_, MANY_TOKENS))) {
+            return "ggml's kernels are faster on this GPU";
+        }
+        if (named_ ? tokens < 2 : !backend_.prefers_linear(device_, tokens)) {
+            return "too few tokens";
+        }
+        const bool takes = w->ne[2] == 1 && w->ne[3] == 1 && ggml_is_contiguous(w) && is_f32(x) && node->type == GGML_TYPE_F32 &&
+                           node->view_src == nullptr && w->ne[0] % 8 == 0 && w->ne[1] % 8 == 0 && w->ne[1] >= 64;
+        return takes ? nullptr : "its size";
     }
 
     // Why a layer that is taken is not computed in FP8 although that was asked for; nullptr if it is.
@@ -609,6 +635,12 @@ void count_levers(ggml_cgraph * graph, Part part) {
             }
         } else if (read_conv(node, &conv) || read_channel_norm(node, &norm)) {
             note_lever(part, "vae", "");
+        } else if (node->op == GGML_OP_MUL_MAT) {
+            LeftMark left;
+            std::memcpy(&left, reinterpret_cast<const char *>(node->op_params) + LEVER_MARK_OFFSET, sizeof(left));
+            if (left.magic == LEFT_MAGIC) {
+                note_lever(part, "ggml", left.why);
+            }
         }
     }
 }
