@@ -154,6 +154,7 @@ class Search {
                 counts_["copies"]++;
             }
         }
+        copy_parts_early();
     }
 
     void add_scratch() {
@@ -164,7 +165,10 @@ class Search {
                 set(node->src[SCRATCH_SRC], {}, { LEVER_MAGIC, LeverOp::scratch, 0, 0.f, 0, nullptr });
             }
         }
-        rebuild();
+        ggml_graph_clear(graph_);
+        for (ggml_tensor * node : nodes_) {
+            ggml_build_forward_expand(graph_, node);
+        }
     }
 
     std::string summary() const {
@@ -202,6 +206,28 @@ class Search {
         ggml_graph_clear(graph_);
         for (ggml_tensor * node : ends_) {
             ggml_build_forward_expand(graph_, node);
+        }
+        read();
+    }
+
+    // A copy of a part is made as soon as the whole is there, which need not be kept for it then: the last frames of a chunk, which
+    // the next chunk's convolutions read. Depth first they are copied when the next chunk asks for them.
+    void copy_parts_early() {
+        std::unordered_map<const ggml_tensor *, std::vector<ggml_tensor *>> parts;
+        for (ggml_tensor * node : nodes_) {
+            LeverMark mark;
+            const bool copies         = node->op == GGML_OP_CONT || (read_lever(node, &mark) && mark.op == LeverOp::copy);
+            const ggml_tensor * whole = copies ? node->src[0]->view_src : nullptr;
+            if (whole != nullptr && ggml_nbytes(node) < ggml_nbytes(whole)) {
+                parts[whole].push_back(node);
+            }
+        }
+        ggml_graph_clear(graph_);
+        for (ggml_tensor * node : nodes_) {
+            ggml_build_forward_expand(graph_, node);
+            for (ggml_tensor * part : parts[node]) {
+                ggml_build_forward_expand(graph_, part);
+            }
         }
         read();
     }
