@@ -24,10 +24,15 @@ ERROR = 0.15  # how far the estimate may be off
 _T5_COMPUTE, _LEAST_TEXT = 297 * MIB, 10 * MIB  # umt5-xxl and t5xxl with 512 tokens; their scores alone
 _OTHER_TEXT_COMPUTE = 400 * MIB
 _HEAD = 128
+_LT_WORKSPACE = 32 * MIB  # of a linear layer, beside its weight in 16 or 8 bits
 # Bytes a pixel of the VAEs' compute buffers by frames, at the stock widths; they rise and then stay.
 _WAN21_DECODE = {1: 7_500, 5: 31_800, 9: 45_800, 13: 48_500, 25: 50_600, 29: 52_500, 57: 53_900, 121: 55_800}
 _WAN22_DECODE = {1: 10_030, 5: 38_000, 9: 49_800, 13: 54_400, 49: 54_900, 81: 55_900, 121: 56_500}
 _WAN_ENCODE = {1: 7_500, 5: 29_800, 9: 36_100, 17: 39_200, 33: 40_700, 81: 41_300}
+# The same with the lever "vae", whose scratch memory is in the buffer.
+_WAN21_DECODE_LEVER = {1: 1_880, 5: 10_210, 9: 17_050, 13: 18_550, 33: 19_520, 57: 20_340, 121: 21_020}
+_WAN22_DECODE_LEVER = {1: 2_140, 5: 10_690, 9: 15_440, 13: 16_580, 33: 17_880, 81: 19_590}
+_WAN_ENCODE_LEVER = {1: 1_960, 5: 8_170, 9: 12_120, 17: 18_000, 33: 23_980, 81: 34_610}
 _KL_DECODE, _TAESD_DECODE = 6_656, 1_921
 _WAN_POOL = 727  # of CUDA's pool, for the results of convolutions
 _TILE, _ENCODE_TILE = 32, 1.30539  # latent pixels; how much larger a tile is for the encoder
@@ -148,8 +153,14 @@ class Estimate:
         return sum(m.weights for m in chain if way.offload or m.device == CPU)
 
 
-def estimate(ctx: SdCtxParams, job: SdImgGenParams | SdVidGenParams, device: str) -> Estimate | None:
-    """The estimate for a run whose model is on `device`; None when its files tell too little."""
+def estimate(
+    ctx: SdCtxParams, job: SdImgGenParams | SdVidGenParams, device: str, levers: tuple[str, ...] = ()
+) -> Estimate | None:
+    """The estimate for a run whose model is on `device`; None when its files tell too little.
+
+    Args:
+        levers: those that work on the device.
+    """
     files = {name: _open(getattr(ctx, name)) for name in _FIELDS}
     model = files["diffusion_model_path"] or files["model_path"]
     part = model[1].part(Role.DIFFUSION) if model is not None else None
@@ -160,15 +171,18 @@ def estimate(ctx: SdCtxParams, job: SdImgGenParams | SdVidGenParams, device: str
     text_device = CPU if ctx.keep_clip_on_cpu else device
     vae_device = CPU if ctx.keep_vae_on_cpu else device
     whole = files["diffusion_model_path"] is None
-    diffusion = [_diffusion(part, _tensors(model, Role.DIFFUSION, whole), weigh, ctx, (width, height, frames), device)]
+    diffusion = [
+        _diffusion(part, _tensors(model, Role.DIFFUSION, whole), weigh, ctx, (width, height, frames), device, levers)
+    ]
     high = files["high_noise_diffusion_model_path"]
     if high is not None and part.kind.startswith("wan"):
         tensors = _tensors(high, Role.DIFFUSION, False)
-        diffusion.insert(0, _diffusion(part, tensors, weigh, ctx, (width, height, frames), device))
+        diffusion.insert(0, _diffusion(part, tensors, weigh, ctx, (width, height, frames), device, levers))
     text = _text(files, whole, weigh, text_device)
     sizes = (width, height, frames)
-    vae = _vae(files, ctx, whole, weigh, vae_device, sizes, None)
-    tiled = _vae(files, ctx, whole, weigh, vae_device, sizes, job.vae_tiling_params)
+    packed = "vae" in levers and vae_device != CPU
+    vae = _vae(files, ctx, whole, weigh, vae_device, sizes, None, packed)
+    tiled = _vae(files, ctx, whole, weigh, vae_device, sizes, job.vae_tiling_params, packed)
     encodes = _encodes(part, job)
     others = tuple(
         Module(name, device, sum(map(weigh, h.tensors.items())))
@@ -177,7 +191,9 @@ def estimate(ctx: SdCtxParams, job: SdImgGenParams | SdVidGenParams, device: str
         for h in (file[0],)
     )
     frees = bool(ctx.free_params_immediately and ctx.was_set("free_params_immediately"))
-    encode = [_encode(m, frames, larger) if encodes else 0 for m, larger in ((vae, 1.0), (tiled, _ENCODE_TILE**2))]
+    encode = [
+        _encode(m, frames, larger, packed) if encodes else 0 for m, larger in ((vae, 1.0), (tiled, _ENCODE_TILE**2))
+    ]
     return Estimate(text, tuple(diffusion), vae, tiled, device, frees, encode[0], encode[1], others)
 
 
@@ -232,14 +248,20 @@ def _ends(name: str, names: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
 
 
 def _diffusion(
-    part: Part, tensors: dict[str, Tensor], weigh: Weigher, ctx: SdCtxParams, sizes: tuple[int, int, int], device: str
+    part: Part,
+    tensors: dict[str, Tensor],
+    weigh: Weigher,
+    ctx: SdCtxParams,
+    sizes: tuple[int, int, int],
+    device: str,
+    levers: tuple[str, ...],
 ) -> Module:
     weights = sum(map(weigh, tensors.items()))
     flash = ctx.flash_attn or ctx.diffusion_flash_attn or ctx.sage_attn
     blocks = max(1, sum(v for k, v in part.facts.items() if k.endswith("blocks") and isinstance(v, int)))
     width, height, frames = sizes
     if part.kind.startswith("wan"):
-        compute, tokens, inner = _wan_compute(part, width, height, frames, flash)
+        compute, tokens, inner = _wan_compute(part, width, height, frames, flash, levers, ctx.fast_linear)
         known = part.kind != "wan-vace"
     else:
         known = part.kind in ("flux", "flux-fill", "flux-control")
@@ -249,14 +271,20 @@ def _diffusion(
         compute += 0 if flash else tokens * tokens * (dim // _HEAD) * 4
         inner = 4 * dim
     quantized = any(t.type.startswith(("q", "iq")) and len(t.shape) == 2 for t in tensors.values())
-    pool = int(tokens * inner * (36 / 32 if quantized else 2))
+    if "linear" in levers:
+        pool = 0
+        compute += _LT_WORKSPACE + part.width * inner * (1 if ctx.fast_linear else 2)
+    else:
+        pool = int(tokens * inner * (36 / 32 if quantized else 2))
     pool += tokens * part.width if ctx.sage_attn else 0
     return Module(
         "diffusion model", device, weights, compute, 0 if device == CPU else pool, known, 2 * weights // blocks
     )
 
 
-def _wan_compute(part: Part, width: int, height: int, frames: int, flash: bool) -> tuple[int, int, int]:
+def _wan_compute(
+    part: Part, width: int, height: int, frames: int, flash: bool, levers: tuple[str, ...], fp8: bool
+) -> tuple[int, int, int]:
     """Bytes, tokens, and the width of the largest layer."""
     ti2v = part.latents == 48
     cell = 32 if ti2v else 16
@@ -266,6 +294,11 @@ def _wan_compute(part: Part, width: int, height: int, frames: int, flash: bool) 
     step = max(6 * dim, (3 if ti2v else 2) * dim + inner)  # attention, or the feed-forward layer
     text = 512 * dim * 4  # the features of the prompt
     compute = tokens * (4 * step + 1800) + text * (2 if ti2v else 1)
+    if "fuse" in levers and not ti2v:  # whose modulation has a timestep for each frame
+        token = max(20 * dim, 8 * dim + 4 * inner)
+        if "linear" in levers:  # in BF16 and FP8: what linear layers read
+            token = max(19 * dim, 4 * dim + 3 * inner) if fp8 else max(22 * dim, 10 * dim + 2 * inner)
+        compute = tokens * (token + 1300) + text
     if not flash:
         scores = tokens * tokens * max(1, dim // _HEAD) * 4
         compute = max(compute, scores + tokens * dim * 21 + 3 * text)
@@ -307,11 +340,12 @@ def _encodes(part: Part, job: SdImgGenParams | SdVidGenParams) -> bool:
     return job.init_image is not None or job.end_image is not None or bool(job.control_frames)
 
 
-def _encode(vae: Module | None, frames: int, larger: float) -> int:
+def _encode(vae: Module | None, frames: int, larger: float, lever: bool) -> int:
     """The compute buffer of the encoder, from that of the decoder."""
     if vae is None:
         return 0
-    share = _step(_WAN_ENCODE, frames) / _step(_WAN21_DECODE, frames)
+    encode, decode = (_WAN_ENCODE_LEVER, _WAN21_DECODE_LEVER) if lever else (_WAN_ENCODE, _WAN21_DECODE)
+    share = _step(encode, frames) / _step(decode, frames)
     return int(vae.compute * share * larger)
 
 
@@ -329,6 +363,7 @@ def _vae(
     device: str,
     sizes: tuple[int, int, int],
     tiled: SdTilingParams | None,
+    lever: bool,
 ) -> Module | None:
     """The VAE, or the tiny autoencoder that stands for it."""
     width, height, frames = sizes
@@ -355,10 +390,11 @@ def _vae(
         return Module(
             "VAE", device, weights, max(pixels * _KL_DECODE, scores + pixels * 512), known=vae.kind == "kl-vae"
         )
-    table, stock = (_WAN22_DECODE, 1024) if vae.latents == 48 else (_WAN21_DECODE, 384)
+    table22, table21 = (_WAN22_DECODE_LEVER, _WAN21_DECODE_LEVER) if lever else (_WAN22_DECODE, _WAN21_DECODE)
+    table, stock = (table22, 1024) if vae.latents == 48 else (table21, 384)
     first = next((t.shape[0] for n, t in tensors.items() if n.endswith("decoder.conv1.bias")), stock)
     ratio = first / stock
-    pool = 0 if device == CPU else int(pixels * _WAN_POOL * ratio)
+    pool = 0 if device == CPU or lever else int(pixels * _WAN_POOL * ratio)
     return Module("VAE", device, weights, int(pixels * _step(table, frames) * ratio), pool)
 
 

@@ -473,6 +473,12 @@ def check_sage(kernel: SageKernel | str, device: str | None) -> None:
         raise SageUnavailable(info.reason)
 
 
+def device_levers(levers: str | None, device: str | None) -> tuple[str, ...]:
+    """Which of these `engine_levers` work on a device."""
+    select_device(device)
+    return tuple(filter(None, text(lib.sdsage_device_levers((levers or "default").encode())).split(",")))
+
+
 def check_fast_linear(levers: str | None, device: str | None) -> None:
     """Raises BadRequest where linear layers can't be computed in FP8 on `device`, with these `engine_levers`."""
     select_device(device)

@@ -62,8 +62,9 @@ def _check_fast_linear(levers: str | None, device: str | None) -> None:
 
 def _estimate(ctx: Any, gen: Any, device: str) -> Any:
     from sdsage._estimate import estimate
+    from sdsage._job import device_levers
 
-    return estimate(ctx, gen, device)
+    return estimate(ctx, gen, device, device_levers(ctx.engine_levers, device))
 
 
 def _identity(ctx: Any, gen: Any, seed: int) -> Any:

@@ -1,12 +1,16 @@
 """The estimate of --vram: against what the engine plans here, against peaks measured on a GPU; and what is chosen."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, ctx_params, small_image, small_video
+from conftest import BUILD, ROOT, ctx_params, small_image, small_video
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,6 +123,57 @@ def test_weights_and_compute_buffers_of_the_engine(
     assert found.vae.compute / MIB == pytest.approx(planned["wan_vae"], rel=ERROR)
     for module, name in ((found.text, "t5"), (found.diffusion[0], model), (found.vae, "wan_vae")):
         assert module.weights / MIB == pytest.approx(held[name], rel=0.05), name
+
+
+@pytest.mark.parametrize(
+    ("part", "levers", "fast", "frames"),
+    [
+        ("Wan", "default", False, 33),
+        ("Wan", "fuse", False, 81),
+        ("Wan", "default", True, 81),
+        ("wan_vae", "default", False, 33),
+    ],
+)
+def test_compute_buffers_with_levers(
+    part: str, levers: str, fast: bool, frames: int, tmp_path: Path, preset_files: Any
+) -> None:
+    """What the engine reserves for two blocks of Wan 14B and for its VAE, with the scratch memory of linear layers and
+    convolutions."""
+    size = replace(random_models.WAN["14b"], blocks=2, text_dim=wan.TINY.text_dim)
+    files = {
+        "diffusion_model_path": sparse(tmp_path / "wan.gguf", wan.wan(16, 16, size), "wan"),
+        "t5xxl_path": preset_files("tiny-random")["t5xxl"],
+        "vae_path": sparse(tmp_path / "vae.safetensors", wan_vae.wan_vae(random_models.VAE)),
+    }
+    fields = {**files, "engine_levers": levers, "fast_linear": fast, "diffusion_flash_attn": True}
+    shape = {"width": 416, "height": 240, "video_frames": frames}
+    env = {**os.environ, "SDSAGE_LIB_DIR": str(BUILD / "test-lib"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(ROOT / "tests" / "reserve_worker.py"), json.dumps(fields), json.dumps(shape), part]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    working = ("linear", "fuse", "vae") if levers == "default" else (levers,)
+    found = estimate(sdsage.SdCtxParams(**fields), sdsage.SdVidGenParams(**shape), "cuda:0", working)
+    assert found is not None
+    assert found.vae is not None
+    module = found.vae if part == "wan_vae" else found.diffusion[0]
+    assert module.compute / MIB == pytest.approx(float(done.stdout), rel=ERROR)
+
+
+def test_levers_take_less(stock: dict[str, str]) -> None:
+    job = sdsage.SdVidGenParams(width=832, height=480, video_frames=81)
+    context = stock_context(stock, "14b", diffusion_flash_attn=True)
+    plain, with_levers = (estimate(context, job, "cuda:0", levers) for levers in ((), ("linear", "fuse", "vae")))
+    on_cpu = estimate(stock_context(stock, "14b", keep_vae_on_cpu=True), job, "cuda:0", ("vae",))
+    assert plain is not None
+    assert with_levers is not None
+    assert on_cpu is not None
+    for a, b in ((plain.vae, with_levers.vae), (plain.diffusion[0], with_levers.diffusion[0])):
+        assert a is not None
+        assert b is not None
+        assert b.compute + b.pool < a.compute + a.pool
+    assert on_cpu.vae is not None
+    assert plain.vae is not None
+    assert on_cpu.vae.compute == plain.vae.compute  # levers are for the GPU
 
 
 def test_what_can_t_be_told() -> None:
@@ -263,6 +318,7 @@ def test_vram_sets_the_job(stock: dict[str, str], tmp_path: Path, monkeypatch: p
     size = ["-W", "832", "-H", "480", "--video-frames", "33", "--diffusion-fa", "-p", "x"]
     device = ("cuda:0", 40 * GIB)
     monkeypatch.setattr("sdsage._host.host_memory", lambda: 64 * GIB)
+    monkeypatch.setattr("sdsage._job.device_levers", lambda levers, device: ())  # there is no such device here
     job = command_job(*files, *size, "--vram", "18")
     sentence = fit(job, *device)
     words = r"^--vram 18: --offload-to-cpu --vae-tiling; sampling takes most, about 1\d\.\d GiB$"

@@ -137,6 +137,10 @@ typedef struct {
 SD_API int sdsage_lever_count(void);
 SD_API bool sdsage_get_lever(int index, sdsage_lever_t * lever);
 
+/* Which of these levers work on the device that a context of this thread would get: "linear,fuse,vae". Static until the next call
+ * on this thread. */
+SD_API const char * sdsage_device_levers(const char * engine_levers);
+
 /* Why fast_linear can't be had, with these engine_levers, on the device that a context of this thread would get; "" if it can.
  * Static until the next call on this thread. */
 SD_API const char * sdsage_fast_linear_problem(const char * engine_levers);

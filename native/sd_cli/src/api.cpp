@@ -242,6 +242,12 @@ int sdsage_lever_count(void) { return static_cast<int>(last_outcome().levers.siz
 
 bool sdsage_get_lever(int index, sdsage_lever_t * lever) { return get(last_outcome().levers, index, lever); }
 
+const char * sdsage_device_levers(const char * engine_levers) {
+    static thread_local std::string names;
+    names = levers_on(engine_levers, chosen_device());
+    return names.c_str();
+}
+
 const char * sdsage_fast_linear_problem(const char * engine_levers) {
     static thread_local std::string problem;
     unsigned levers = 0;

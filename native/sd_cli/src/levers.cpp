@@ -605,6 +605,26 @@ std::string levers_problem(const char * text, bool fast_linear, ggml_backend_dev
                 : "cuBLASLt multiplies no FP8 matrices with a scale for each row there (compute capability 9.0 can, from cuBLAS 12.9 on)");
 }
 
+std::string levers_on(const char * text, ggml_backend_dev_t dev) {
+    const LeverBackend * ours = backend_of(dev);
+    const int device          = ordinal_of(dev);
+    unsigned levers;
+    std::string names;
+    if (!parse_levers(text, &levers).empty() || ours == nullptr) {
+        return names;
+    }
+    for (const auto & lever : LEVERS) {
+        bool used = (levers & lever.bit) != 0;
+        if (lever.bit == LEVER_LINEAR) {
+            used = used && ours->can_linear(device) && ((levers & LEVERS_NAMED) || ours->prefers_linear(device, MANY_TOKENS));
+        } else if (lever.bit == LEVER_VAE) {
+            used = used && ours->can_linear(device);  // convolutions and BF16 begin with the same GPUs
+        }
+        names += used ? (names.empty() ? "" : ",") + std::string(lever.name) : "";
+    }
+    return names;
+}
+
 bool read_levers(const char * text, bool fast_linear, unsigned * levers, ggml_backend_t backend) {
     const auto dev        = ggml_backend_get_device(backend);
     const std::string why = levers_problem(text, fast_linear, dev, levers);

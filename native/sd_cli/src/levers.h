@@ -9,6 +9,9 @@ namespace sdsage {
 // What is wrong with these settings on this device, empty if nothing is. `levers`: bits of a runner's setting.
 std::string levers_problem(const char * text, bool fast_linear, ggml_backend_dev_t dev, unsigned * levers);
 
+// The names of those that `text` asks for and this device has, joined by commas.
+std::string levers_on(const char * text, ggml_backend_dev_t dev);
+
 // Files what levers computed in a graph.
 void count_levers(ggml_cgraph * graph, Part part);
 
