@@ -18,9 +18,16 @@ from sage_worker import files, psnr
 import sdsage
 from sdsage._ffi import lib, text
 
-FAULTS = {"no bias": 1, "no shift": 2, "turned the other way": 3, "no bias in convolutions": 4, "a wrong scale": 5}
+FAULTS = {
+    "no bias": 1,
+    "no shift": 2,
+    "turned the other way": 3,
+    "no bias in convolutions": 4,
+    "a wrong scale": 5,
+    "no FP8 for 512": 6,
+}
 SCRATCH = 1 << 20
-FAST = ("fast linear", "a wrong scale")
+FAST = ("fast linear", "a wrong scale", "no FP8 for 512")
 Run = tuple[Any, Any, dict[str, int], list[list[Any]]]
 
 
@@ -59,6 +66,16 @@ def without_memory() -> dict[str, Any]:
     return {"adjusted": retried.adjusted, "same": bool((retried.frames == tiled.frames).all())}
 
 
+def refused() -> str:
+    """What a context says on a GPU that has no FP8."""
+    lib.sdsage_test_levers_cpu(True, 7)
+    try:
+        sdsage.Context(sdsage.SdCtxParams(diffusion_model_path="/no/such/file.gguf", fast_linear=True), device="cpu")
+    except sdsage.BadRequest as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     model, *names = sys.argv[1:]
     plain, decoded, _, _ = run(model, "none", on=False)
@@ -77,6 +94,7 @@ def main() -> None:
     found["chain"] = [chain(pulled)[0] for pulled in (False, True)]
     found["scratch"] = [chain(True, bytes_) for bytes_ in (0, SCRATCH)]
     found["without memory"] = without_memory() if model == "tiny-random" else None
+    found["refused"] = refused()
     json.dump(found, sys.stdout)
 
 

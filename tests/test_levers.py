@@ -15,6 +15,7 @@ from conftest import BUILD, PACKAGE, ctx_params, small_video
 import sdsage
 from sdsage._bounds import LEVERS, lever_problem
 from sdsage._library import sd_cli_path
+from sdsage.cli.record import lever_lines
 
 HERE = Path(__file__).parent
 # Tiny Wan: 2 blocks, 2 steps an expert, 2 forwards a step with guidance.
@@ -39,7 +40,7 @@ def found_of(model: str, *names: str) -> Any:
 
 @pytest.fixture(scope="module")
 def wan() -> Any:
-    return found_of("tiny-random", "none", "default", *LEVERS, "fast linear", *WRONG, WRONG_SCALE)
+    return found_of("tiny-random", "none", "default", *LEVERS, "fast linear", *WRONG, WRONG_SCALE, "no FP8 for 512")
 
 
 def test_none_is_the_engine_without_them(wan: Any) -> None:
@@ -102,6 +103,24 @@ def test_fast_linear_is_every_layer_with_enough_inputs_and_outputs(wan: Any) -> 
     assert said["low-noise", "linear", few] + said["high-noise", "linear", few] == 2 * FORWARDS
     in_fp8 = said["low-noise", "linear fp8", ""] + said["high-noise", "linear fp8", ""]
     assert in_fp8 == sum(n for what, n in layers.items() if "FP8" in what)
+
+
+def test_a_layer_without_fp8_is_counted_with_the_reason(wan: Any) -> None:
+    said = [entry for entry in wan["no FP8 for 512"]["said"] if entry[1].startswith("linear")]
+    why = "the GPU's libraries have no FP8 product of this size"
+    assert sum(n for *_, n, reason in said if reason == why) == BLOCKS  # the second one of the feed-forward
+    assert sum(n for *_, n, _ in said) == sum(n for _, lever, n, _ in wan["default"]["said"] if lever == "linear")
+    assert wan["no FP8 for 512"]["latents"] > FP8_LIMIT
+
+
+def test_a_gpu_without_fp8_is_refused(wan: Any) -> None:
+    assert "cuBLASLt multiplies no FP8 matrices with a scale for each row" in wan["refused"]
+
+
+def test_the_summary_has_a_line_for_each_diffusion_model() -> None:
+    entries = [("diffusion", "linear fp8", 400, ""), ("diffusion", "linear", 3, "why"), ("VAE", "vae", 5, "")]
+    lines = lever_lines([dict(zip(("module", "lever", "calls", "why"), entry, strict=True)) for entry in entries])
+    assert lines == ["diffusion: linear fp8 400, linear 3 (why)"]
 
 
 def test_what_rounding_to_fp8_explains(wan: Any) -> None:

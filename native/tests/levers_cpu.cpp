@@ -299,7 +299,7 @@ bool prefers_linear(int, int64_t tokens) { return tokens >= 2; }
 
 bool can_convert(ggml_type type) { return ggml_get_type_traits(type)->to_float != nullptr; }
 
-bool can_fp8(int, int64_t k, int64_t n, int64_t) { return k % 16 == 0 && n % 16 == 0; }
+bool can_fp8(int, int64_t k, int64_t n, int64_t) { return k % 16 == 0 && n % 16 == 0 && (fault != 6 || k != 512) && fault != 7; }
 
 bool supports(int, const ggml_tensor *) { return true; }
 

@@ -240,13 +240,21 @@ _ROWS = (
 _DIFFUSION = ("diffusion", "low-noise", "high-noise")
 
 
-def _calls(entries: list[dict[str, Any]], key: str) -> list[str]:
-    """What computed the diffusion models, one line each; the other parts stand in --json."""
+def attention_lines(entries: list[dict[str, Any]]) -> list[str]:
+    """The kernels of the diffusion models, one line each; the other parts stand in --json."""
     return [
-        f"{e['module']}: {e[key]}, {e['calls']} calls" + (f" ({e['why']})" if e["why"] else "")
+        f"{e['module']}: {e['kernel']}, {e['calls']} calls" + (f" ({e['why']})" if e["why"] else "")
         for e in entries
         if e["module"] in _DIFFUSION
     ]
+
+
+def lever_lines(entries: list[dict[str, Any]]) -> list[str]:
+    """How often levers computed something, one line for each diffusion model."""
+    said: dict[str, list[str]] = {}
+    for e in entries:
+        said.setdefault(e["module"], []).append(f"{e['lever']} {e['calls']}" + (f" ({e['why']})" if e["why"] else ""))
+    return [f"{module}: {', '.join(counts)}" for module, counts in said.items() if module in _DIFFUSION]
 
 
 def summary_lines(values: dict[str, Any]) -> list[str]:
@@ -265,8 +273,8 @@ def summary_lines(values: dict[str, Any]) -> list[str]:
     seeds = values["seeds"]
     in_turn = list(range(seeds[0], seeds[0] + len(seeds))) == seeds
     rows.append(("seed", f"{seeds[0]} ... {seeds[-1]}" if in_turn and seeds[1:] else ", ".join(map(str, seeds))))
-    rows += [("attention", sentence) for sentence in _calls(values["attention"], "kernel")]
-    rows += [("lever", sentence) for sentence in _calls(values["levers"], "lever")]
+    rows += [("attention", sentence) for sentence in attention_lines(values["attention"])]
+    rows += [("levers", sentence) for sentence in lever_lines(values["levers"])]
     rows += [("changed", sentence) for sentence in values["adjusted"]]
     rows += [("note", sentence) for sentence in values["notes"]]
     rows += [("memory", values["memory"])] if values["memory"] else []
