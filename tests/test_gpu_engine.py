@@ -114,6 +114,8 @@ def test_fast_linear(files: dict[str, str], wide: dict[str, str], model: str, sh
         pytest.skip("cuBLASLt has scales for rows and columns on compute capability 9.0")
     used = files if model == "tiny" else wide
     job = small_video(width=320, height=192, video_frames=9)  # 720 tokens
+    if model == "wide":
+        job.high_noise_sample_params.sample_steps = -1  # there is one expert
     plain, fast, again = (video(used, job, fast_linear=on) for on in (False, True, True))
     db = psnr(fast.latents[0], plain.latents[0])
     calls, before = levers_of(fast), levers_of(plain)
