@@ -248,8 +248,14 @@ def test_a_node_says_what_is_wrong_with_it() -> None:
 def test_model_files_must_be_the_same() -> None:
     planned = [["diffusion_model", "a.gguf", 10], ["lora_model_dir", "x.safetensors", 5]]
     check_same(planned, [list(entry) for entry in planned])
-    with pytest.raises(BadRequest, match=r"--diffusion-model is a\.gguf with 11 bytes on .*planned with a\.gguf of 10"):
-        check_same(planned, [["diffusion_model", "a.gguf", 11], planned[1]])
+    word = ["embd_dir", "cat.safetensors", 7]
+    for here, said in (
+        ([["diffusion_model", "a.gguf", 11], planned[1]], r"--diffusion-model a\.gguf of 10 .* a\.gguf of 11 bytes: "),
+        (planned[:1], r"--lora-model-dir x\.safetensors of 5 bytes, and .* has no such file: "),
+        ([*planned, word], r"no other file, and .* has --embd-dir cat\.safetensors of 7 bytes: "),
+    ):
+        with pytest.raises(BadRequest, match=said):
+            check_same(planned, here)
 
 
 def deliver(folder: Path, record: list[Any], chunks: list[bytes], overwrite: bool = False) -> Outcome:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -276,13 +277,19 @@ def models_of(inputs: Inputs) -> list[list[Any]]:
 
 def check_same(planned: list[list[Any]], here: list[list[Any]]) -> None:
     """Raises BadRequest when a machine has other model files than the one that planned the job."""
-    for was, found in zip(planned, here, strict=False):
+    for was, found in zip_longest(planned, here):
         if was != found:
-            option, name, size = found
             raise BadRequest(
-                f"{by_key()[option].name} is {name} with {size} bytes on {socket.gethostname()}, and the batch was "
-                f"planned with {was[1]} of {was[2]} bytes: put the same files on every machine"
+                f"the batch was planned with {_said(was, 'no other file')}, and {socket.gethostname()} has "
+                f"{_said(found, 'no such file')}: put the same files on every machine"
             )
+
+
+def _said(entry: list[Any] | None, nothing: str) -> str:
+    if entry is None:
+        return nothing
+    option, name, size = entry
+    return f"{by_key()[option].name} {name}" + ("" if size is None else f" of {size} bytes")
 
 
 def whole(path: Path) -> list[Any]:
