@@ -90,7 +90,9 @@ def test_the_pages_table_is_that_of_the_measurement() -> None:
     assert quality.filled(page, results) == page
     assert quality.unmet(results) == []
     assert all(
-        run["clips"] == grammar.HELD_OUT_COUNT for found in results.values() for run in (found["plain"], found["sage"])
+        run["clips"] == grammar.HELD_OUT_COUNT
+        for found in results.values()
+        for run in (found["plain"], *(found[name] for name in quality.COMPARED if name in found))
     )
 
 
@@ -110,7 +112,7 @@ RUN = {
         ({}, {}, []),
         ({"shape": 0.89}, {"shape": 0.885}, ["cpu: shape 89.0%, 90% wanted"]),
         ({}, {"all": 0.885}, ["cpu: all 90.0%, with SageAttention 88.5%"]),
-        ({}, {"psnr_mean": 39.9}, ["cpu: SageAttention is 39.9 dB from plain attention, 40 wanted"]),
+        ({}, {"psnr_mean": 39.9}, ["cpu: SageAttention: 39.9 dB from plain attention, 40 wanted"]),
     ],
 )
 def test_missed_aims_are_told(plain: dict[str, float], sage: dict[str, float], said: list[str]) -> None:
@@ -123,3 +125,15 @@ def test_missed_aims_are_told(plain: dict[str, float], sage: dict[str, float], s
     }
     assert quality.unmet(results) == said
     assert "| x, SageAttention (fp8++), its arithmetic on the CPU |" in quality.table(results)
+
+
+def test_levers_that_change_what_is_seen_are_told() -> None:
+    away = {**RUN, "psnr_mean": 41.0, "psnr_least": 38.0}
+    found = {"device": "x", "plain": RUN, "sage": away, "no levers": away, "all levers": away}
+    assert quality.unmet({"gpu": found}) == []
+    assert "| x, plain attention, `--engine-levers none` | 95.0 % |" in quality.table({"gpu": found})
+    found |= {"no levers": {**away, "shape": 0.94}, "all levers": {**away, "psnr_mean": 39.0}}
+    assert quality.unmet({"gpu": found}) == [
+        "gpu: shape 92.0%, with no levers 94.0%",
+        "gpu: all levers: 39.0 dB from plain attention, 40 wanted",
+    ]

@@ -74,7 +74,7 @@ def finished(state: Path, name: str) -> bool:
     return bool(arrays.read(state, f"{name}.ema")[1].get("finished"))
 
 
-def context(files: dict[str, str], *, device: str | None = None, threads: int = 1, **params: bool) -> "sdsage.Context":
+def context(files: dict[str, str], *, device: str | None = None, threads: int = 1, **params: Any) -> "sdsage.Context":
     """The model on a device."""
     import sdsage
 
@@ -120,9 +120,8 @@ def _rendered(a: dict[str, Any], files: dict[str, str], some: list[tuple[int, st
         lib.sdsage_test_sage_cpu(89, 13000, b"89")  # the kernels' arithmetic, as on an Ada card
     found = []
     sage = a["sage"] or a["sage_cpu"]
-    with context(
-        files, device=a["device"], threads=a["threads"], diffusion_flash_attn=a["flash"], sage_attn=sage
-    ) as model:
+    fields = {"diffusion_flash_attn": a["flash"], "sage_attn": sage, "engine_levers": a["engine_levers"]}
+    with context(files, device=a["device"], threads=a["threads"], **fields) as model:
         for seed, caption in some:
             result = model.generate_video(job(caption, seed, a["steps"], a["guidance"]))
             calls: Counter[str] = Counter()
@@ -230,6 +229,7 @@ def main() -> None:
     parser.add_argument(
         "--sage-cpu", action="store_true", help="its arithmetic on a CPU: SDSAGE_LIB_DIR names a build's test-lib"
     )
+    parser.add_argument("--engine-levers", default="default", help="as that of the verbs")
     parser.add_argument("--against", type=Path, help="--out of another run: PSNR between its clips and these")
     a = parser.parse_args()
     if not 1 <= a.count <= grammar.HELD_OUT_COUNT or min(a.steps, a.processes) < 1:
