@@ -25,6 +25,8 @@ FAULTS = {
     "no bias in convolutions": 4,
     "a wrong scale": 5,
     "no FP8 for 512": 6,
+    "no gate": 8,
+    "scale 1 % off": 9,
 }
 SCRATCH = 1 << 20
 FAST = ("fast linear", "a wrong scale", "no FP8 for 512")

@@ -18,6 +18,7 @@ from sdsage._bench.attn import rows
 from sdsage._bench.quality import psnr
 from sdsage.cli.options import RANDOM, by_key
 from sdsage.tiny import umt5, wan, wan_vae
+from sdsage.tiny.tensors import DType, Tensor, Uniform, decode
 
 NO_SAGE = not sdsage.sage_info().supported
 ATTN = ["bench", "attn", "--device", "cpu", "--shape", "tiny", "--repeats", "2"]
@@ -154,6 +155,15 @@ def test_models_of_random_weights() -> None:
         tensors = [*wan.wan(16, 16, size), *umt5.umt5(random_models.UMT5_XXL), *wan_vae.wan_vae(random_models.VAE)]
         assert sum(t.nbytes for t in tensors) < models.MODELS[f"wan-{name}"].gigabytes * 1e9
     assert sum(t.nbytes for t in random_unet.tensors()) < models.MODELS["sd1.5"].gigabytes * 1e9
+
+
+def test_weights_that_are_changed_are_what_the_file_would_hold() -> None:
+    """Also where a large tensor repeats the stretch of random blocks."""
+    for shape, dtype in (((4, 64), DType.Q8_0), ((1100, 4096), DType.Q8_0), ((1100, 4096), DType.F16)):
+        tensor = Tensor("x", shape, dtype, Uniform(0.1))
+        stored, changed = (b"".join(random_models.data(tensor, change)) for change in (None, np.negative))
+        assert (np.frombuffer(changed, "<f4") == -decode(stored, dtype)).all()
+        assert np.std(decode(stored, dtype)) == pytest.approx(0.1, rel=0.1)
 
 
 # ---- plots

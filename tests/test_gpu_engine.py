@@ -128,6 +128,20 @@ def test_fast_linear(files: dict[str, str], wide: dict[str, str], model: str, sh
     assert calls["fuse"] == before["fuse"]
 
 
+def test_levers_after_each_step(tmp_path: Path, show: list[str]) -> None:
+    """benchmarks/lever_quality.py with a small model: a process of its own, whose cuBLAS does without TF32."""
+    result = tmp_path / "result.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "lever_quality.py"), "--size", "tiny", "--result", str(result)]
+    env = {**os.environ, "PYTHONPATH": CHILD_PATH}
+    done = subprocess.run([*command, "--models", str(tmp_path)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for weights in ("q8_0", "f16"):
+        found = json.loads(result.read_text())["tiny"][weights]["from exact"]
+        away = ", ".join(f"{run} {found[run][-1]:.1e}" for run in ("none", "default", "linear", "exact, default"))
+        show.append(f"{weights}, from exact: {away}")
+        assert found["default"] != found["none"]
+
+
 def test_auto_is_what_sage_info_says(files: dict[str, str]) -> None:
     info = sdsage.sage_info(device=GPU)
     assert info.supported

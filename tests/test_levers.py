@@ -28,11 +28,11 @@ FP8_LIMIT = 22  # dB
 
 
 @cache
-def found_of(model: str, *names: str) -> Any:
-    """What tests/levers_worker.py found."""
+def found_of(*words: str, worker: str = "levers_worker.py") -> Any:
+    """What a worker found that has the test library."""
     path = os.pathsep.join([str(HERE), *sys.path])
     env = {**os.environ, "SDSAGE_LIB_DIR": str(BUILD / "test-lib"), "PYTHONPATH": path}
-    command = [sys.executable, str(HERE / "levers_worker.py"), model, *names]
+    command = [sys.executable, str(HERE / worker), *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
@@ -141,6 +141,28 @@ def test_results_say_what_levers_computed(wan: Any) -> None:
     assert set(said) == {*((m, lever) for m in experts for lever in ("linear", "fuse", "ggml")), ("VAE", "vae")}
     assert {why for *_, why in wan["default"]["said"]} == {"", "too few tokens"}
     assert sum(said[m, "ggml"] for m in experts) == 3 * FORWARDS  # those of the timestep
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """benchmarks/lever_quality.py, here on the CPU."""
+    return found_of(str(tmp_path_factory.mktemp("gate")), worker="lever_quality_worker.py")
+
+
+def test_latents_after_each_step_are_within_their_limits(gate: Any) -> None:
+    assert gate["problems"] == []
+    none, default, weights, reordered = (
+        gate["from exact"][run] for run in ("none", "default", "weights in BF16", "exact, default")
+    )
+    for step in range(4):
+        assert default[step] < none[step]  # weights are Q8_0: 2^-9 against 1/127 of the largest of 32
+        assert 2 < none[step] / weights[step] < 5
+        assert 0 < reordered[step] < weights[step] / 20
+
+
+def test_a_wrong_lever_is_beyond_them(gate: Any) -> None:
+    assert len(gate["faults, from exact"]) == 5
+    assert gate["unseen"] == []
 
 
 def test_a_residual_stays_exact_where_only_a_linear_layer_reads_the_sum(wan: Any) -> None:

@@ -20,7 +20,8 @@ SD_API const char * sdsage_test_neighbours(void);
 
 /* The CPU backend computes the engine's levers from now on. `fault` makes one of them wrong: 1 forgets the bias of linear layers, 2 the
  * shift of norms, 3 turns the rotary embedding the other way, 4 forgets the bias of convolutions,
- * 5 doubles the scale of every other token in FP8; 0 none. 6 has no FP8 for 512 inputs, 7 none at all. */
+ * 5 doubles the scale of every other token in FP8, 8 forgets gates, 9 makes the scale of norms 1 % larger; 0 none. 6 has no FP8 for
+ * 512 inputs, 7 none at all. */
 SD_API void sdsage_test_levers_cpu(bool on, int fault);
 /* Linear layers and convolutions whose result has `from` bytes or more ask for this much scratch memory from now on, and
  * write to it; -1: for as much as on CUDA. */

@@ -144,6 +144,19 @@ def encode(values: NDArray[np.float32], dtype: DType) -> bytes:
             return _encode_q8_0(values)
 
 
+def decode(data: bytes, dtype: DType) -> NDArray[np.float32]:
+    """The values of bytes, in a row."""
+    match dtype:
+        case DType.F32:
+            return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+        case DType.F16:
+            return np.frombuffer(data, "<f2").astype(np.float32)
+        case DType.Q8_0:
+            blocks = np.frombuffer(data, np.uint8).reshape(-1, 2 + Q8_BLOCK)
+            scales = blocks[:, :2].copy().view("<f2").astype(np.float32)
+            return (scales * blocks[:, 2:].view(np.int8)).reshape(-1)
+
+
 def _encode_q8_0(values: NDArray[np.float32]) -> bytes:
     """Blocks of a float16 scale d = max|x| / 127 and 32 int8 values round(x / d)."""
     out = np.empty((values.size // Q8_BLOCK, 2 + Q8_BLOCK), np.uint8)
