@@ -88,7 +88,7 @@ void linear(ggml_tensor * node, const LeverMark & mark, int ith, int nth) {
     int next          = 2;
     const auto row    = [&](int32_t flag) { return mark.flags & flag ? floats(node->src[next++]) : nullptr; };
     const float *bias = row(sdsage::LINEAR_BIAS), *gate = row(sdsage::LINEAR_GATE), *residual = row(sdsage::LINEAR_RESIDUAL);
-    gate              = fault == 8 ? nullptr : gate;
+    gate = fault == 8 ? nullptr : gate;
     GGML_ASSERT(residual == nullptr || node->type == GGML_TYPE_F32);  // on a GPU it is read in the type of the result
     const bool fp8 = mark.flags & sdsage::LINEAR_FP8;
     std::vector<float> all(k * tokens), weights(k);
@@ -137,7 +137,7 @@ void norm(ggml_tensor * node, const LeverMark & mark, int ith, int nth) {
             squares += (in[i] - mean) * (in[i] - mean) / double(c);
         }
         for (int64_t i = 0; i < c; i++) {
-            const double y = (in[i] - mean) / std::sqrt(squares + mark.eps);
+            const double y      = (in[i] - mean) / std::sqrt(squares + mark.eps);
             const double scaled = y * ((scale ? scale[i] : 0.f) + one) * (fault == 9 ? 1.01 : 1.);
             put(node, t * c + i, static_cast<float>(scaled + (shift && fault != 2 ? shift[i] : 0.f)));
         }
