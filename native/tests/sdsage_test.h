@@ -1,5 +1,5 @@
-/* What the test library has beside libsdsage: the arithmetic of SageAttention and of the levers on the CPU, and a look at the graphs
- * that ran. */
+/* What the test library has beside libsdsage: the arithmetic of SageAttention and of the levers on the CPU, a GPU that is
+ * none, and a look at the graphs that ran. */
 #ifndef SDSAGE_TEST_H
 #define SDSAGE_TEST_H
 
@@ -32,6 +32,14 @@ SD_API float sdsage_test_lever_chain(bool pulled);
 SD_API int64_t sdsage_test_lever_reserved(void);
 /* What they computed since the last call: lines of "linear bias gelu in BF16: 12". Static until the next call. */
 SD_API const char * sdsage_test_levers(void);
+
+/* There is a GPU from now on: its memory, of so many bytes, is the host's, and the CPU computes for it. `can_pin`: the host has pinned
+ * memory for it. Call it before anything asks for devices. */
+SD_API void sdsage_test_gpu(bool can_pin, uint64_t memory);
+/* Bytes of it in use now, or at most since the last call of sdsage_test_gpu. */
+SD_API uint64_t sdsage_test_gpu_used(bool at_most);
+/* Copies to it that ran beside the caller since then. */
+SD_API int sdsage_test_gpu_copies(void);
 
 #ifdef __cplusplus
 }

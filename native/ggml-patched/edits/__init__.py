@@ -10,6 +10,7 @@ from edits.files import FILES
 from edits.host import DEVICE, LOG
 from edits.job import DECODE, GUARD, RANDOM, SEAM, SHIFT
 from edits.levers import EMBEDDING, LEVERS
+from edits.offload import OFFLOAD
 from edits.programs import SD_CLI, SD_SERVER
 from edits.sizes import SIZES
 from edits.system import SYSTEM
@@ -34,6 +35,7 @@ GROUPS = (
     FLASH,
     LEVERS,
     EMBEDDING,
+    OFFLOAD,
     DECODE,
     SYSTEM,
     WINDOWS,

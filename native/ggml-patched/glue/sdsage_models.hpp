@@ -43,4 +43,20 @@ inline void set_levers(const std::shared_ptr<DiffusionModel> & model, unsigned l
     with_runner(model, [&](auto & runner) { runner.engine_levers = levers & ~LEVER_VAE; });
 }
 
+// The parameters of the expert that samples next are copied while the one before computes its last step.
+inline void begin_offload(const std::shared_ptr<DiffusionModel> & model) {
+    with_runner(model, [](auto & runner) { runner.begin_offload(); });
+}
+
+// A job that ends before that expert samples gives them back.
+struct OffloadScope {
+    explicit OffloadScope(std::shared_ptr<DiffusionModel> model) : model(std::move(model)) {}
+    ~OffloadScope() {
+        with_runner(model, [](auto & runner) { runner.drop_offload(); });
+    }
+    OffloadScope(const OffloadScope &)             = delete;
+    OffloadScope & operator=(const OffloadScope &) = delete;
+    std::shared_ptr<DiffusionModel> model;
+};
+
 }  // namespace sdsage
