@@ -9,7 +9,7 @@ MAX_THREADS = 1024
 # 205 where every frame is encoded too (measured; it depends on the number of layers, which all Wan VAEs share).
 MAX_FRAMES = 573
 MAX_FRAMES_ENCODED = 197
-LEVERS = ("linear", "fuse", "vae")
+LEVERS = ("linear", "fuse", "vae", "batch")
 
 
 def lever_problem(levers: str | None) -> str:

@@ -111,6 +111,8 @@ class Context(Handle):
             job that does not stop in half a second when it is cancelled ends with it, and closes the context.
         decode_only: the version of a model (as `version_name` gives it) whose latents will be decoded, and nothing
             else: the VAE is the only file that is needed then (or `taesd_path`, or a whole checkpoint).
+        copy_ahead: with `offload_params_to_cpu` and two experts, copy the second one to the GPU while the first one
+            computes its last step, if memory is free there. False keeps what is used to one expert.
 
     Raises:
         SageUnavailable: `sage_attn` is set and SageAttention can't run on the device; no file has been opened.
@@ -130,15 +132,16 @@ class Context(Handle):
         on_log: OnLog | None = None,
         isolated: "bool | Worker" = False,
         decode_only: str | None = None,
+        copy_ahead: bool = True,
     ) -> None:
         if isolated:
             more = {"device": device, "allow_pickle": allow_pickle, "on_progress": on_progress, "on_log": on_log}
-            more["decode_only"] = decode_only
+            more |= {"decode_only": decode_only, "copy_ahead": copy_ahead}
             self._remote = Remote("Context", "context", isolated, (params,), more)
             return
         self._allow_pickle = allow_pickle
         self._diffusion_path = params.diffusion_model_path or params.model_path
-        self._decode_only = decode_only is not None
+        self._decode_only, self._copy_ahead = decode_only is not None, copy_ahead
         self._identity = _identity.flat(params, "ctx")
         if self._decode_only:
             params = decoding_params(params)
@@ -444,6 +447,7 @@ class Context(Handle):
             c_params.seed = seeds[0]
             self._resolve_sampler(c_params)
             lib.sdsage_keep_latents(True)
+            lib.sdsage_copy_ahead(self._copy_ahead)
             if keeper is not None:
                 lib.sdsage_replay(answers_to_c(keeper.answers, keep), len(keeper.answers))
             frames = _outcome.take_images(self._open, *call(c_params))

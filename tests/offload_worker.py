@@ -31,7 +31,12 @@ def ends_the_first_expert(progress: sdsage.Progress) -> bool:
 
 
 def run(
-    memory: int, can_pin: bool = True, stops: bool = False, preview: sdsage.Preview | None = None, **fields: Any
+    memory: int,
+    can_pin: bool = True,
+    stops: bool = False,
+    ahead: bool = True,
+    preview: sdsage.Preview | None = None,
+    **fields: Any,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     lib.sdsage_test_gpu(can_pin, memory)
     said: list[str] = []
@@ -44,7 +49,8 @@ def run(
                 found["stopped"] = True
                 raise Stop
 
-    with sdsage.Context(ctx_params(files("tiny-random"), **fields), on_log=lambda level, line: said.append(line)) as c:
+    params = ctx_params(files("tiny-random"), **fields)
+    with sdsage.Context(params, copy_ahead=ahead, on_log=lambda level, line: said.append(line)) as c:
         resident = lib.sdsage_test_gpu_used(False)
         if stops:
             with contextlib.suppress(Stop):
@@ -72,6 +78,7 @@ def main() -> None:
     for name, case in {
         "room": {"memory": 8 * GIB, **offload},
         "no room": {"memory": GIB, **offload},
+        "not ahead": {"memory": 8 * GIB, "ahead": False, **offload},
         "not pinned": {"memory": 8 * GIB, "can_pin": False, **offload},
         "stopped": {"memory": 8 * GIB, "stops": True, **offload},
         "decoded previews": {"memory": 8 * GIB, "preview": sdsage.Preview("vae"), **offload},

@@ -1,4 +1,5 @@
-"""A Stable Diffusion 1.5 checkpoint with random weights: the UNet, CLIP-L and the VAE's decoder at their real sizes.
+"""A Stable Diffusion 1.5 checkpoint with random weights: the UNet, CLIP-L and the VAE's decoder at their real sizes,
+or with a UNet of another width.
 
     python -m sdsage._bench.random_unet FILE.safetensors          2.1 GB
 
@@ -14,9 +15,9 @@ from sdsage._bench.random_models import write
 from sdsage.tiny.layers import Layers
 from sdsage.tiny.tensors import DType, Tensor, Uniform
 
-WIDTHS = (320, 640, 1280, 1280)  # of the levels; each has two blocks on the way down and three on the way up
-ATTENTION = (True, True, True, False)
-TEXT, TIME = 768, 1280
+ATTENTION = (True, True, True, False)  # which levels have it
+TEXT = 768
+WIDTH = 320  # of the outermost of four levels; each has two blocks on the way down and three on the way up
 
 
 class Net(Layers):
@@ -32,10 +33,10 @@ class Net(Layers):
         self.bias(name, n)
 
 
-def residual(net: Net, name: str, n_in: int, n_out: int) -> None:
+def residual(net: Net, name: str, n_in: int, n_out: int, time: int) -> None:
     net.scale(f"{name}.in_layers.0", n_in)
     net.conv(f"{name}.in_layers.2", n_in, n_out)
-    net.linear(f"{name}.emb_layers.1", TIME, n_out)
+    net.linear(f"{name}.emb_layers.1", time, n_out)
     net.scale(f"{name}.out_layers.0", n_out)
     net.conv(f"{name}.out_layers.3", n_out, n_out, gain=0.3)
     if n_in != n_out:
@@ -58,30 +59,30 @@ def transformer(net: Net, name: str, n: int) -> None:
     net.conv(f"{name}.proj_out", n, n, kernel=1, gain=0.3)
 
 
-def unet(net: Net) -> None:
-    root = "model.diffusion_model"
-    net.linear(f"{root}.time_embed.0", WIDTHS[0], TIME)
-    net.linear(f"{root}.time_embed.2", TIME, TIME)
-    net.conv(f"{root}.input_blocks.0.0", 4, WIDTHS[0])
-    at, n, kept = 1, WIDTHS[0], [WIDTHS[0]]
-    for level, width in enumerate(WIDTHS):
+def unet(net: Net, width: int) -> None:
+    root, widths, time = "model.diffusion_model", (width, 2 * width, 4 * width, 4 * width), 4 * width
+    net.linear(f"{root}.time_embed.0", widths[0], time)
+    net.linear(f"{root}.time_embed.2", time, time)
+    net.conv(f"{root}.input_blocks.0.0", 4, widths[0])
+    at, n, kept = 1, widths[0], [widths[0]]
+    for level, width in enumerate(widths):
         for _ in range(2):
-            residual(net, f"{root}.input_blocks.{at}.0", n, width)
+            residual(net, f"{root}.input_blocks.{at}.0", n, width, time)
             if ATTENTION[level]:
                 transformer(net, f"{root}.input_blocks.{at}.1", width)
             at, n = at + 1, width
             kept.append(n)
-        if level < len(WIDTHS) - 1:
+        if level < len(widths) - 1:
             net.conv(f"{root}.input_blocks.{at}.0.op", n, n)
             at += 1
             kept.append(n)
-    residual(net, f"{root}.middle_block.0", n, n)
+    residual(net, f"{root}.middle_block.0", n, n, time)
     transformer(net, f"{root}.middle_block.1", n)
-    residual(net, f"{root}.middle_block.2", n, n)
-    for at in range(3 * len(WIDTHS)):
-        level = len(WIDTHS) - 1 - at // 3
-        width, block = WIDTHS[level], f"{root}.output_blocks.{at}"
-        residual(net, f"{block}.0", n + kept.pop(), width)
+    residual(net, f"{root}.middle_block.2", n, n, time)
+    for at in range(3 * len(widths)):
+        level = len(widths) - 1 - at // 3
+        width, block = widths[level], f"{root}.output_blocks.{at}"
+        residual(net, f"{block}.0", n + kept.pop(), width, time)
         n = width
         if ATTENTION[level]:
             transformer(net, f"{block}.1", n)
@@ -134,18 +135,18 @@ def vae_decoder(net: Net) -> None:
     net.conv(f"{root}.conv_out", n, 3, gain=0.3)
 
 
-def tensors() -> Iterator[Tensor]:
+def tensors(width: int = WIDTH) -> Iterator[Tensor]:
     net = Net(DType.F16)
-    unet(net)
+    unet(net, width)
     clip_l(net)
     vae_decoder(net)
     yield from net.tensors
 
 
-def make(path: Path) -> Path:
+def make(path: Path, width: int = WIDTH) -> Path:
     """The file, written unless it is there already."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write(path, list(tensors()))
+    return write(path, list(tensors(width)))
 
 
 if __name__ == "__main__":

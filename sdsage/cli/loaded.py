@@ -37,6 +37,8 @@ def make_context(job: Job, reporter: Reporter, isolated: "bool | Worker", decode
     """The model of a job, heard by `reporter`."""
     from sdsage import Context
 
+    from .memory import AUTO
+
     return Context(
         job.ctx,
         device=job.settings["device"],
@@ -45,6 +47,7 @@ def make_context(job: Job, reporter: Reporter, isolated: "bool | Worker", decode
         on_log=reporter.log,
         isolated=isolated,
         decode_only=decode_only,
+        copy_ahead=job.settings["vram"] in (None, AUTO),  # a number of GiB is a limit
     )
 
 

@@ -7,6 +7,7 @@ test that fails without it) and its drop check (how to see that upstream does it
 
 from edits.attention import FLASH, SAGE
 from edits.files import FILES
+from edits.guidance import GUIDANCE
 from edits.host import DEVICE, LOG
 from edits.job import DECODE, GUARD, RANDOM, SEAM, SHIFT
 from edits.levers import EMBEDDING, LEVERS
@@ -35,6 +36,7 @@ GROUPS = (
     FLASH,
     LEVERS,
     EMBEDDING,
+    GUIDANCE,
     OFFLOAD,
     DECODE,
     SYSTEM,

@@ -1,6 +1,6 @@
 """Levers: what the engine computes by code of ours beside attention."""
 
-from edits.table import CUDA, EXTEND, HEADER, SD, Edit, Group
+from edits.table import CUDA, EXTEND, HEADER, SD, WAN, Edit, Group
 
 EMBEDDING = Group(
     name="embedding",
@@ -17,6 +17,20 @@ EMBEDDING = Group(
             "        return sdsage::known_embedding(ids, bs, axis_thetas, axes_dim, wrap_dims, static_cast<int>(layout), [&] {\n",
         ),
         Edit("src/rope.hpp", ">", "        return flatten(emb);\n", "        });\n"),
+        # of a video even the positions that it is made for take 20 ms a step
+        Edit(
+            WAN,
+            "<",
+            "        SDVersion version;\n\n        WanRunner(ggml_backend_t backend,",
+            "        sdsage::Changed<std::array<int64_t, 3>> pe_size;\n",
+        ),
+        Edit(
+            WAN,
+            "<",
+            "            pe_vec      = Rope::gen_wan_pe(",
+            "            if (pe_size.to({x->ne[0], x->ne[1], x->ne[2]})) {\n",
+        ),
+        Edit(WAN, ">", "                                           wan_params.axes_dim);\n", "            }\n"),
     ),
 )
 

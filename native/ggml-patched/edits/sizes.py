@@ -4,9 +4,9 @@ from edits.table import CLIP, MODEL, WAN, Edit, Group
 
 SIZES = Group(
     name="sizes",
-    why="The widths and depths of Wan, T5, CLIP and the Wan VAE are constants upstream; read from the file, tiny models"
+    why="The widths and depths of Wan, T5, CLIP, UNets and the Wan VAE are constants upstream; read from the file, tiny models"
     " of the same layout load, for the embedded presets and for tests.",
-    guard="tests/test_engine.py::test_tiny_video, tests/test_stock_sizes.py",
+    guard="tests/test_engine.py::test_tiny_video, tests/test_guidance.py, tests/test_stock_sizes.py",
     drop="WanRunner takes dim from patch_embedding.bias by itself",
     edits=(
         Edit(WAN, ">", '#include "vae.hpp"\n', '#include "sdsage_sizes.hpp"\n'),
@@ -84,6 +84,13 @@ SIZES = Group(
             "=",
             "CLIPTextModel(version, with_final_ln, force_clip_f32, proj_in);",
             "CLIPTextModel(version, with_final_ln, force_clip_f32, proj_in, sdsage::ClipSizes(tensor_storage_map, prefix));",
+        ),
+        Edit("src/unet.hpp", "<", "class UnetModelBlock : public GGMLBlock {", '#include "sdsage_sizes.hpp"\n\n'),
+        Edit(
+            "src/unet.hpp",
+            "<",
+            "        // dims is always 2\n",
+            "        sdsage::unet_sizes(model_channels, time_embed_dim, tensor_storage_map);\n",
         ),
         Edit(
             "src/flux.hpp",

@@ -2,6 +2,8 @@
 // took longer than everything else that the CPU does between two steps.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <mutex>
 #include <tuple>
 #include <vector>
@@ -23,5 +25,21 @@ std::vector<float> known_embedding(const std::vector<std::vector<float>> & ids, 
     }
     return table;
 }
+
+// Whether a value is not the one that was asked about before.
+template <class Value>
+class Changed {
+  public:
+    bool to(const Value & value) {
+        const bool changed = !known_ || value != value_;
+        known_             = true;
+        value_             = value;
+        return changed;
+    }
+
+  private:
+    bool known_ = false;
+    Value value_{};
+};
 
 }  // namespace sdsage

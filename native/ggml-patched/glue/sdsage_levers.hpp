@@ -13,10 +13,11 @@
 namespace sdsage {
 
 // Bits of a runner's setting. 0: the graph stays as it was built.
-constexpr unsigned LEVER_LINEAR = 1;  // linear layers: BF16 products by cuBLASLt, with bias, GELU, gate and residual
-constexpr unsigned LEVER_FUSE   = 2;  // norms with their modulation, rotary embedding
-constexpr unsigned LEVER_VAE    = 4;  // convolutions and norms of the VAE
-constexpr unsigned LEVER_FP8    = 8;  // linear layers in FP8: what --fast-linear adds to LEVER_LINEAR
+constexpr unsigned LEVER_LINEAR = 1;   // linear layers: BF16 products by cuBLASLt, with bias, GELU, gate and residual
+constexpr unsigned LEVER_FUSE   = 2;   // norms with their modulation, rotary embedding
+constexpr unsigned LEVER_VAE    = 4;   // convolutions and norms of the VAE
+constexpr unsigned LEVER_FP8    = 8;   // linear layers in FP8: what --fast-linear adds to LEVER_LINEAR
+constexpr unsigned LEVER_BATCH  = 16;  // guidance: both forwards of a step as one; only where it is named
 constexpr unsigned LEVERS_ALL   = LEVER_LINEAR | LEVER_FUSE | LEVER_VAE;
 
 // A lever that is named is used wherever it can be, also on a device that would not get it by default.

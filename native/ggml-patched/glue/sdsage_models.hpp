@@ -45,7 +45,9 @@ inline void set_levers(const std::shared_ptr<DiffusionModel> & model, unsigned l
 
 // The parameters of the expert that samples next are copied while the one before computes its last step.
 inline void begin_offload(const std::shared_ptr<DiffusionModel> & model) {
-    with_runner(model, [](auto & runner) { runner.begin_offload(); });
+    if (copies_ahead()) {
+        with_runner(model, [](auto & runner) { runner.begin_offload(); });
+    }
 }
 
 // A job that ends before that expert samples gives them back.

@@ -79,6 +79,9 @@ void give_latents(const float * data, const std::vector<int64_t> & shape, int in
 // Decoding failed and nobody asked it to stop. True: try again in tiles, this time of `tile` latent pixels.
 bool retry_in_tiles(const std::string & why, int tile);
 
+// Whether this job may copy a second expert while the first one computes.
+bool copies_ahead();
+
 // True while a context is made that only decodes: there is no diffusion model and no text encoder.
 bool decodes_only();
 // Name of the version of the latents that this context decodes; decodes_only() says whether it counts.

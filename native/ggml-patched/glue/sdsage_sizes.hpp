@@ -106,6 +106,12 @@ void t5_sizes(Params & p, const Map & map, const std::string & prefix) {
     }
 }
 
+template <class Map>
+void unet_sizes(int & channels, int & time_dim, const Map & map) {
+    read_ne(channels, map, "model.diffusion_model.time_embed.0.weight", 0);
+    read_ne(time_dim, map, "model.diffusion_model.time_embed.0.weight", 1);
+}
+
 // CLIP text model; heads are 64 wide in every CLIP.
 struct ClipSizes {
     int32_t hidden = 0, intermediate = 0, layers = 0;

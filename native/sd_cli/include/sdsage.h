@@ -226,6 +226,10 @@ SD_API bool sdsage_decode_only(const char * version);
  * latent pixels, the last that was tried. 0: that was not so. */
 SD_API int sdsage_last_tile(void);
 
+/* Whether this thread's next job may copy the parameters of a second expert to the GPU while the first one computes, where memory is
+ * free there (it may, unless it is said here): false keeps what it uses to one expert. For parameters in the host's memory. */
+SD_API void sdsage_copy_ahead(bool allowed);
+
 /* Keep the latents of this thread's next job, as they are before decoding. */
 SD_API void sdsage_keep_latents(bool keep);
 /* Latents of this thread's last job; count 0 if none were kept. Freed with sdsage_free_latents. */

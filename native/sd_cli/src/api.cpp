@@ -259,6 +259,8 @@ bool sdsage_run_attention(const sdsage_attention_problem_t * problem, sdsage_att
     return run(false, [&] { return run_attention(*problem, methods, count, repeats); }, keep);
 }
 
+void sdsage_copy_ahead(bool allowed) { next_request().copies_ahead = allowed; }
+
 void sdsage_keep_latents(bool keep) { next_request().keep = keep; }
 
 void sdsage_set_answer_callback(sdsage_answer_cb_t cb, void * data) { set_answer_callback(cb, data); }

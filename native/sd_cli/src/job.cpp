@@ -404,6 +404,8 @@ bool retry_in_tiles(const std::string & why, int tile) {
     return true;
 }
 
+bool copies_ahead() { return current->request.copies_ahead; }
+
 bool decodes_only() { return current->request.decodes_only; }
 
 const std::string & decoded_version() { return current->request.version; }

@@ -41,6 +41,7 @@ struct Request {
     bool keep                        = false;    // the final latents
     const sdsage_answer_t * recorded = nullptr;  // answers of the model, in the order of its calls
     int recorded_count               = 0;
+    bool copies_ahead                = true;  // a second expert while the first one computes
     bool decodes_only                = false;
     std::string version;  // of the latents that a context decodes
 };

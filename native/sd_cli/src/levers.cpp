@@ -20,7 +20,7 @@ namespace {
 constexpr struct {
     const char * name;
     unsigned bit;
-} LEVERS[] = { { "linear", LEVER_LINEAR }, { "fuse", LEVER_FUSE }, { "vae", LEVER_VAE } };
+} LEVERS[] = { { "linear", LEVER_LINEAR }, { "fuse", LEVER_FUSE }, { "vae", LEVER_VAE }, { "batch", LEVER_BATCH } };
 
 // A layer with fewer inputs or outputs spends its time on reading activations. These are a model's first and last ones, and keep
 // their precision.
@@ -569,7 +569,7 @@ std::string parse_levers(const char * text, unsigned * levers) {
         const auto known       = std::find_if(std::begin(LEVERS), std::end(LEVERS), [&](const auto & lever) { return name == lever.name; });
         if (known == std::end(LEVERS)) {
             return "engine_levers is '" + asked + "', and there is no lever '" + name +
-                   "': it takes 'default', 'none', or some of 'linear', 'fuse' and 'vae' joined by commas";
+                   "': it takes 'default', 'none', or some of 'linear', 'fuse', 'vae' and 'batch' joined by commas";
         }
         *levers |= known->bit | LEVERS_NAMED;
         from = to + 1;
@@ -630,7 +630,7 @@ bool read_levers(const char * text, bool fast_linear, unsigned * levers, ggml_ba
     const std::string why = levers_problem(text, fast_linear, dev, levers);
     if (!why.empty()) {
         reject(why);
-    } else if ((*levers & LEVERS_NAMED) && backend_of(dev) == nullptr) {
+    } else if ((*levers & LEVERS_NAMED) && (*levers & LEVERS_ALL) && backend_of(dev) == nullptr) {
         LOG_WARN("engine levers %s: %s has none of them, the engine computes all by itself", text, ggml_backend_dev_description(dev));
     }
     return why.empty();

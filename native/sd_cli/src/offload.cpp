@@ -128,9 +128,15 @@ void ParamCopy::copy_plainly(const Pairs & pairs, const char * why) {
     for (const auto & [from, to] : pairs) {
         ggml_backend_tensor_copy(from, to);
     }
-    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-    LOG_WARN("%s: %.0f MB copied without pinned memory, at %.1f GB/s: %s (copy %d of this kind)", runner_.c_str(), bytes_ / 1048576.0,
-             bytes_ / 1e9 / seconds, why, ++copies);
+    const double seconds   = std::chrono::duration<double>(Clock::now() - start_).count();
+    const int count        = ++copies;
+    const std::string text = sd_format("%s: %.0f MB copied without pinned memory, at %.1f GB/s: %s (copy %d of this kind)", runner_.c_str(),
+                                       bytes_ / 1048576.0, bytes_ / 1e9 / seconds, why, count);
+    if (count == 1) {
+        LOG_WARN("%s", text.c_str());
+    } else {
+        LOG_DEBUG("%s", text.c_str());
+    }
 }
 
 void ParamCopy::work(int worker) {
