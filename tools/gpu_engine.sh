@@ -55,13 +55,18 @@ if [ -x "$lib/bin/probe_attention" ]; then
 else
     echo "no $lib/bin/probe_attention: the attention cases of tests/test_attention.py are left out, and so is the record"
 fi
-# The VAE's convolutions and norms by themselves: exact results, and times of the decoder's shapes.
-nvcc -std=c++17 -O3 -arch=native -cudart static -I native/ggml-patched/cuda -o "$build/conv_check" native/tests/conv_check.cu native/ggml-patched/cuda/conv.cu &&
-    "$build/conv_check" > "$build/conv.log" 2>&1 || status=1
+# What the levers compute, by itself: exact results, and times of the real shapes. DIR of --lib may have these programs in bin.
+check() { # NAME SOURCE [LIBRARY]
+    if [ -x "$lib/bin/$1_check" ]; then
+        cp "$lib/bin/$1_check" "$build/"
+    else
+        nvcc -std=c++17 -O3 -arch=native -cudart static -I native/ggml-patched/cuda -o "$build/$1_check" "native/tests/$1_check.cu" "$2" ${3:-} || return 1
+    fi
+    "$build/$1_check" > "$build/$1.log" 2>&1 || return 1
+}
+check conv native/ggml-patched/cuda/conv.cu || status=1
+check linear native/ggml-patched/cuda/linear.cu -lcublasLt || status=1
 tail -3 "$build/conv.log"
-# Linear layers in BF16 and FP8 by themselves.
-nvcc -std=c++17 -O3 -arch=native -cudart static -I native/ggml-patched/cuda -o "$build/linear_check" native/tests/linear_check.cu native/ggml-patched/cuda/linear.cu -lcublasLt &&
-    "$build/linear_check" > "$build/linear.log" 2>&1 || status=1
 tail -5 "$build/linear.log"
 if [ $sanitizer = yes ]; then
     echo "compute-sanitizer memcheck"
