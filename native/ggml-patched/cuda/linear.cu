@@ -16,6 +16,7 @@ namespace {
 constexpr float E4M3_MAX       = 448.f;
 constexpr size_t LT_WORKSPACE  = 32 << 20;
 constexpr size_t SCRATCH_ALIGN = 128;  // as ggml aligns
+constexpr size_t LT_ALIGN      = 256;  // of a workspace: cuBLASLt refuses others on compute capability 9.0
 
 struct Q8_0 {
     __half scale;
@@ -241,7 +242,7 @@ static Pieces pieces_of(const Linear & linear, bool fused) {
     at.bias      = at.scales + (linear.fp8 ? padded(n * sizeof(float)) : 0);
     at.product   = at.bias + (linear.bias ? padded(n * sizeof(float)) : 0);
     at.workspace = at.product + (fused || linear.y_bf16 ? 0 : padded(n * tokens * sizeof(bf16)));
-    at.end       = at.workspace + LT_WORKSPACE;
+    at.end       = at.workspace + LT_WORKSPACE + LT_ALIGN - SCRATCH_ALIGN;
     return at;
 }
 
@@ -334,12 +335,13 @@ std::string linear_run(int device, const Linear & linear, void * scratch, cudaSt
         LT_TRY(set(&operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_weight));
         LT_TRY(set(&operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_x));
     }
-    void * product  = fused || linear.y_bf16 ? linear.y : piece(at.product);
-    const bool adds = fused && linear.residual != nullptr;
+    void * product   = fused || linear.y_bf16 ? linear.y : piece(at.product);
+    void * workspace = reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(piece(at.workspace)) + LT_ALIGN - 1) / LT_ALIGN * LT_ALIGN);
+    const bool adds  = fused && linear.residual != nullptr;
     const float one = 1.f, beta = adds ? 1.f : 0.f;
     const void * addend = adds ? static_cast<const void *>(linear.residual) : product;
     LT_TRY(cublasLtMatmul(handle, &operation, &one, weight, plan->weight, linear.x, plan->x, &beta, addend, plan->result, product,
-                          plan->result, &plan->algorithm, piece(at.workspace), LT_WORKSPACE, stream));
+                          plan->result, &plan->algorithm, workspace, LT_WORKSPACE, stream));
     if (!fused) {
         const auto finish = [&](auto * y) {
             finish_kernel<<<blocks_for(groups, 256), 256, 0, stream>>>(
