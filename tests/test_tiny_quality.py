@@ -35,9 +35,10 @@ def scored(model: Any, i: int, frames: int) -> reader.Score:
     return reader.score(model.generate_video(job).frames, SCENES, i)
 
 
-def test_pictures_have_the_colours_of_their_captions(model: Any) -> None:
+def test_pictures_have_the_colours_and_shapes_of_their_captions(model: Any) -> None:
     scores = [scored(model, i, 1) for i in range(PICTURES)]
-    assert sum(s.colour for s in scores) >= 4, scores
+    assert sum(s.colour for s in scores) >= PICTURES - 1, scores
+    assert sum(s.shape for s in scores) >= PICTURES - 2, scores
 
 
 def test_objects_go_where_the_captions_say(model: Any) -> None:
@@ -46,7 +47,7 @@ def test_objects_go_where_the_captions_say(model: Any) -> None:
     some = np.flatnonzero(alone & np.isin(ways, (1, 2)))[:CLIPS]  # left and right
     assert {int(way) for way in ways[some]} == {1, 2}
     scores = {CAPTIONS[i]: scored(model, int(i), scenes.FRAMES) for i in some}
-    assert sum(s.direction and s.colour for s in scores.values()) >= CLIPS - 1, scores
+    assert sum(s.all for s in scores.values()) >= CLIPS - 1, scores
 
 
 def test_a_clip_goes_on_from_its_first_frame() -> None:

@@ -55,20 +55,22 @@ KERNELS = Part(
     "tests_passed_portable_fp16",  # fp16 with the code of GPUs that have none of their own
 )
 ENGINE = Part(
-    "SageAttention and levers in the engine",
+    "SageAttention, levers and offloading in the engine",
     (
         ROOT / "native" / "ggml-patched" / "cuda",
         ROOT / "native" / "ggml-patched" / "glue" / "sdsage_attention.hpp",
         ROOT / "native" / "ggml-patched" / "glue" / "sdsage_conv.hpp",
         ROOT / "native" / "ggml-patched" / "glue" / "sdsage_levers.hpp",
         ROOT / "native" / "ggml-patched" / "glue" / "sdsage_models.hpp",
+        ROOT / "native" / "ggml-patched" / "glue" / "sdsage_offload.hpp",
         ROOT / "native" / "sd_cli" / "src" / "attention.cpp",
         ROOT / "native" / "sd_cli" / "src" / "levers.cpp",
+        ROOT / "native" / "sd_cli" / "src" / "offload.cpp",
     ),
     RESULTS / "gpu_engine.json",
     "tools/gpu_engine.sh",
     "attention_cases_passed",
-    ("sage", "flash", "levers"),
+    ("sage", "flash", "levers", "offload"),
 )
 
 

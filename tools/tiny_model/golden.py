@@ -46,7 +46,7 @@ class Difference:
 # products up in F16 too.
 Limits = Mapping[str, tuple[float, float]]
 _NOISE: Limits = {"noise": (1e-6, 1e-6)}
-_VAE: Limits = {"encoder": (2e-3, 1e-3), "decoder": (2e-3, 1e-3)}
+_VAE: Limits = {"encoder": (2e-3, 2e-3), "decoder": (4e-3, 1e-3)}  # the largest of half a million pixels
 _RANDOM_VAE: Limits = {"encoder": (1e-2, 5e-3), "decoder": (4e-2, 5e-3)}
 TRAINED: Mapping[str, Limits] = {
     "f32": {"text": (1e-3, 1e-3), "dit": (1e-3, 1e-3), **_VAE, **_NOISE},
