@@ -15,10 +15,10 @@ LEVERS = ("linear", "fuse", "vae", "batch")
 def lever_problem(levers: str | None) -> str:
     """What is wrong with a value of `engine_levers`; empty if nothing is."""
     names = (levers or "default").split(",")
-    unknown = [] if names in (["default"], ["none"]) else [name for name in names if name not in LEVERS]
+    unknown = [] if names == ["none"] else [name for name in names if name not in ("default", *LEVERS)]
     if not unknown:
         return ""
-    allowed = f"it takes default, none, or some of {', '.join(LEVERS)} joined by commas"
+    allowed = f"it takes none, or some of default, {', '.join(LEVERS)} joined by commas"
     return f"{levers!r} can't be used, there is no lever {unknown[0]!r}: {allowed}"
 
 

@@ -274,6 +274,9 @@ def _diffusion(
     if "linear" in levers:
         pool = 0
         compute += _LT_WORKSPACE + part.width * inner * (1 if ctx.fast_linear else 2)
+        kinds = {t.type for t in tensors.values() if len(t.shape) == 2}
+        if any(kind.startswith(("q", "iq")) and kind != "q8_0" for kind in kinds):
+            compute += part.width * inner * 2  # the weight as F16 on its way
     else:
         pool = int(tokens * inner * (36 / 32 if quantized else 2))
     pool += tokens * part.width if ctx.sage_attn else 0

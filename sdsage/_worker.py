@@ -60,11 +60,12 @@ def _check_fast_linear(levers: str | None, device: str | None) -> None:
     check_fast_linear(levers, device)
 
 
-def _estimate(ctx: Any, gen: Any, device: str) -> Any:
+def _estimate(ctx: Any, gen: Any, device: str | None) -> Any:
+    """Without a device that of a GPU that nobody knows yet, on which no lever works: about the most that it can be."""
     from sdsage._estimate import estimate
     from sdsage._job import device_levers
 
-    return estimate(ctx, gen, device, device_levers(ctx.engine_levers, device))
+    return estimate(ctx, gen, device or "a GPU", device_levers(ctx.engine_levers, device) if device else ())
 
 
 def _identity(ctx: Any, gen: Any, seed: int) -> Any:

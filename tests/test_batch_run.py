@@ -134,6 +134,14 @@ def test_prompts_of_a_file_need_one_load_and_a_bad_line_has_its_number() -> None
     assert [e["event"] for e in events(said.stdout)] == ["start", "error"]
 
 
+def test_a_job_with_a_limit_of_memory_has_a_context_of_its_own() -> None:
+    """Without a limit the second expert may lie on the GPU beside the first."""
+    given = {**VIDEO, "offload_to_cpu": True}
+    write_jobs("jobs.jsonl", [{**given, "vram": v, "output": f"out/{v}.png"} for v in ("auto", "24")])
+    seen = events(batch("jobs.jsonl", "--json").stdout)
+    assert (seen[-1]["done"], seen[-1]["loads"]) == (2, 2)
+
+
 @pytest.mark.parametrize("harm", ["truncated", "changed", "missing"])
 def test_outputs_that_are_not_whole_are_made_again(harm: str) -> None:
     write_jobs("jobs.jsonl", many(3))

@@ -179,8 +179,8 @@ def described(wheel: Path, earlier: dict[str, Any], told: dict[str, Any]) -> dic
     digest = sha256(wheel)
     with tempfile.TemporaryDirectory() as tmp:
         unpacked = unpack(wheel, Path(tmp))
+        files = [file for file in unpacked.rglob("*") if file.is_file()]  # before Python compiles what it looks into
         found = look_inside(unpacked)
-        files = [file for file in unpacked.rglob("*") if file.is_file()]
         library = unpacked / "sdsage" / "_lib"
         entry: dict[str, Any] = {
             "file": wheel.name,

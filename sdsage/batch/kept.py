@@ -8,7 +8,7 @@ from sdsage._files import PATH_FIELDS
 from sdsage._wire import Arrays, pack
 from sdsage.batch.identity import hashed, merges_loras
 from sdsage.cli.job import Job
-from sdsage.cli.loaded import Models, make_context, make_upscaler
+from sdsage.cli.loaded import Models, copies_ahead, make_context, make_upscaler
 from sdsage.cli.prepare import stamp
 from sdsage.cli.report import Reporter
 from sdsage.cli.settings import Settings
@@ -103,5 +103,5 @@ def _key(job: Job) -> str:
     files = {name: stamp(values[name]) for name in PATH_FIELDS if values.get(name)}
     files |= {e.path: stamp(e.path) for e in values.get("embeddings", ()) if e.path}
     loras = [[lora.path, stamp(lora.path), lora.multiplier, lora.is_high_noise] for lora in job.loras]
-    more = [job.settings["device"], job.settings["allow_pickle"], files]
+    more = [job.settings["device"], job.settings["allow_pickle"], copies_ahead(job), files]
     return hashed([pack(job.ctx, Arrays()), more, loras if merges_loras(job.settings["lora_apply_mode"]) else []])

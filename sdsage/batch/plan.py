@@ -262,7 +262,7 @@ def peak_memory(plan: Plan, job: Job, worker: "Worker") -> float | None:
             made = ready(prepare(settings, plan.looked))
         except BadRequest as error:  # a picture, which nobody has read before
             raise BadRequest(f"{job.wanted.where}: {error}") from None
-        found = worker.run("estimate", made.ctx, made.gen, "device")
+        found = worker.run("estimate", made.ctx, made.gen, None)
         if found is None:
             return None
         way = Way(made.ctx.offload_params_to_cpu, made.gen.vae_tiling_params.enabled, made.ctx.max_vram)

@@ -37,8 +37,6 @@ def make_context(job: Job, reporter: Reporter, isolated: "bool | Worker", decode
     """The model of a job, heard by `reporter`."""
     from sdsage import Context
 
-    from .memory import AUTO
-
     return Context(
         job.ctx,
         device=job.settings["device"],
@@ -47,8 +45,15 @@ def make_context(job: Job, reporter: Reporter, isolated: "bool | Worker", decode
         on_log=reporter.log,
         isolated=isolated,
         decode_only=decode_only,
-        copy_ahead=job.settings["vram"] in (None, AUTO),  # a number of GiB is a limit
+        copy_ahead=copies_ahead(job),
     )
+
+
+def copies_ahead(job: Job) -> bool:
+    """Whether the second expert may lie on the GPU beside the first: a number of GiB is a limit."""
+    from .memory import AUTO
+
+    return job.settings["vram"] in (None, AUTO)
 
 
 def make_upscaler(settings: Settings, reporter: Reporter) -> "Upscaler":

@@ -22,7 +22,7 @@ class Kind(Enum):
     FLOATS = ("X,X,...", "numbers", "numbers such as 14.6,7.8,0")
     INT_PAIR = ("XxY", "two whole numbers", "one or two whole numbers such as 32x24,")
     FLOAT_PAIR = ("XxY", "two numbers", "one or two numbers such as 0.5x0.25,")
-    LEVERS = ("NAME,...", "names", f"default, none, or some of {', '.join(LEVERS)} joined by commas,")
+    LEVERS = ("NAME,...", "names", f"none, or some of default, {', '.join(LEVERS)} joined by commas,")
     PAIRS = ("KEY=VALUE,...", "settings", "settings such as threshold=0.25")
 
     def __init__(self, metavar: str, unit: str, words: str) -> None:

@@ -309,7 +309,7 @@ _SPEED = (
     Option("--sage-kernel", "Kernel of SageAttention", Panel.SPEED, CHOICE, choices=SageKernel.choices(),
            default="auto", default_text="auto, the specified one for the GPU", target="ctx.sage_kernel",
            needs=("--sage-attn",)),
-    Option("--engine-levers", "What sdsage computes in place of the engine, on NVIDIA GPUs: default, none, or some of "
+    Option("--engine-levers", "What sdsage computes in place of the engine, on NVIDIA GPUs: none, or some of default, "
            f"{', '.join(LEVERS)} joined by commas", Panel.SPEED, Kind.LEVERS, default="default",
            default_text="default, what pays on the GPU", target="ctx.engine_levers",
            verbs=GENERATE | {DECODE}),

@@ -204,11 +204,24 @@ static std::string make_plan(cublasLtHandle_t handle, const Linear & linear, Pla
     return "";
 }
 
+// A handle belongs to the device that was current when it was made, and whoever asks may not have set one yet.
+struct OnDevice {
+    int before = 0;
+    explicit OnDevice(int device) {
+        cudaGetDevice(&before);
+        cudaSetDevice(device);
+    }
+    ~OnDevice() { cudaSetDevice(before); }
+    OnDevice(const OnDevice &)             = delete;
+    OnDevice & operator=(const OnDevice &) = delete;
+};
+
 // Kept for the process: a handful of shapes a model.
 static const Plan & plan_for(int device, const Linear & linear, cublasLtHandle_t * handle) {
     static std::map<std::tuple<int, int64_t, int64_t, int64_t, int>, Plan> plans;
     const int kind = (linear.bias != nullptr) | linear.gelu << 1 | linear.y_bf16 << 2 | linear.fp8 << 3;
     std::lock_guard<std::mutex> hold(lock);
+    const OnDevice current(device);
     const std::string problem = lt_handle(device, handle);
     const auto [at, made]     = plans.try_emplace({ device, linear.k, linear.n, linear.tokens, kind });
     if (made) {

@@ -71,7 +71,7 @@ OFFLOAD = Group(
             "        if (runtime_params_buffer == nullptr || params_on_runtime_backend) {\n"
             "            return;\n"
             "        }\n"
-            "        param_copy.finish();\n"
+            "        param_copy.stop();\n"
             "        for (auto t = ggml_get_first_tensor(offload_ctx); t != nullptr; t = ggml_get_next_tensor(offload_ctx, t)) {\n"
             "            t->buffer = nullptr;\n"
             "            t->data   = nullptr;\n"

@@ -49,7 +49,7 @@ SD_CLI = Group(
             "<",
             '        {"",\n         "--clip_l",',
             '        {"",\n         "--engine-levers",\n'
-            '         "what the engine computes by sdsage\'s code on CUDA: default, none, or some of linear,fuse,vae,batch",\n'
+            '         "what the engine computes by sdsage\'s code on CUDA: none, or some of default,linear,fuse,vae,batch",\n'
             "         &engine_levers},\n",
         ),
         Edit(

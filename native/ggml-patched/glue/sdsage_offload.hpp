@@ -32,6 +32,7 @@ class ParamCopy {
     // finish() returns; then all data is there.
     void begin(const Pairs & pairs, ggml_backend_t to, const std::string & runner);
     void finish();
+    void stop();  // what was not copied yet will not be: nobody wants it
 
     // Frees parameters that were copied. Of the host's memory that takes as long as copying it, so the caller does not wait.
     void free(ggml_backend_buffer_t params, bool on_host);
@@ -45,6 +46,7 @@ class ParamCopy {
         size_t offset, size;
     };
     void work(int worker);
+    void join();
     void copy_plainly(const Pairs & pairs, const char * why);
 
     std::shared_ptr<CopyLane> lane_;  // kept, so that it is there for the next copy

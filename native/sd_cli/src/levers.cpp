@@ -559,20 +559,23 @@ class Search {
 std::string parse_levers(const char * text, unsigned * levers) {
     const std::string asked = text == nullptr || *text == 0 ? "default" : text;
     *levers                 = 0;
-    if (asked == "default" || asked == "none") {
-        *levers = asked == "none" ? 0 : LEVERS_ALL;
+    if (asked == "none") {
         return "";
     }
     for (size_t from = 0; from <= asked.size();) {
         const size_t to        = std::min(asked.find(',', from), asked.size());
         const std::string name = asked.substr(from, to - from);
-        const auto known       = std::find_if(std::begin(LEVERS), std::end(LEVERS), [&](const auto & lever) { return name == lever.name; });
+        from                   = to + 1;
+        if (name == "default") {
+            *levers |= LEVERS_ALL;
+            continue;
+        }
+        const auto known = std::find_if(std::begin(LEVERS), std::end(LEVERS), [&](const auto & lever) { return name == lever.name; });
         if (known == std::end(LEVERS)) {
             return "engine_levers is '" + asked + "', and there is no lever '" + name +
-                   "': it takes 'default', 'none', or some of 'linear', 'fuse', 'vae' and 'batch' joined by commas";
+                   "': it takes 'none', or some of 'default', 'linear', 'fuse', 'vae' and 'batch' joined by commas";
         }
-        *levers |= known->bit | LEVERS_NAMED;
-        from = to + 1;
+        *levers |= known->bit | (known->bit == LEVER_BATCH ? 0 : LEVERS_NAMED);
     }
     return "";
 }
@@ -597,7 +600,11 @@ std::string levers_problem(const char * text, bool fast_linear, ggml_backend_dev
     const int device          = ordinal_of(dev);
     constexpr int64_t SIZE    = 4096;  // of any layer
     if (ours != nullptr && ours->can_linear(device) && ours->can_fp8(device, SIZE, SIZE, SIZE)) {
-        return "";
+        return (*levers & LEVERS_NAMED) || ours->prefers_linear(device, MANY_TOKENS)
+                   ? ""
+                   : "fast_linear (--fast-linear) needs the lever 'linear', which this GPU does not get by default: name it in "
+                     "engine_levers, as in "
+                     "'linear,fuse,vae'";
     }
     return std::string("fast_linear (--fast-linear) can't be used with ") + ggml_backend_dev_description(dev) + ": " +
            (ours == nullptr

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <system_error>
 
 #include "util.h"
 
@@ -77,7 +78,7 @@ std::shared_ptr<CopyLane> lane_to(ggml_backend_dev_t dev, const char ** why) {
 }  // namespace
 
 ParamCopy::~ParamCopy() {
-    finish();
+    stop();
     if (freeing_.joinable()) {
         freeing_.join();
     }
@@ -118,9 +119,28 @@ void ParamCopy::begin(const Pairs & pairs, ggml_backend_t to, const std::string 
     }
     const int cores   = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
     const int workers = std::min({ WORKERS, cores, static_cast<int>(pieces_.size()) });
-    for (int i = 0; i < workers; i++) {
-        workers_.emplace_back([this, i] { work(i); });
+    workers_.reserve(workers);
+    try {
+        for (int i = 0; i < workers; i++) {
+            workers_.emplace_back([this, i] { work(i); });
+        }
+    } catch (const std::system_error &) {  // the system gives no more threads: those that there are do it
+        if (workers_.empty()) {
+            work(0);
+        }
     }
+}
+
+void ParamCopy::join() {
+    for (std::thread & worker : workers_) {
+        worker.join();
+    }
+    workers_.clear();
+}
+
+void ParamCopy::stop() {
+    next_ = pieces_.size();
+    join();
 }
 
 void ParamCopy::copy_plainly(const Pairs & pairs, const char * why) {
@@ -175,14 +195,12 @@ void ParamCopy::finish() {
     if (workers_.empty()) {
         return;
     }
-    const auto asked = Clock::now();
-    for (std::thread & worker : workers_) {
-        worker.join();
-    }
+    const auto asked     = Clock::now();
+    const size_t threads = workers_.size();
+    join();
     LOG_DEBUG("%s: %.0f MB copied through pinned memory at %.1f GB/s by %zu threads, %.0f ms were waited for", runner_.c_str(),
-              bytes_ / 1048576.0, bytes_ / 1e3 / std::max<int64_t>(1, taken_us_), workers_.size(),
+              bytes_ / 1048576.0, bytes_ / 1e3 / std::max<int64_t>(1, taken_us_), threads,
               std::chrono::duration<double, std::milli>(Clock::now() - asked).count());
-    workers_.clear();
 }
 
 void ParamCopy::free(ggml_backend_buffer_t params, bool on_host) {
