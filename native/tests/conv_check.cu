@@ -12,17 +12,9 @@
 #include <vector>
 
 #include "conv.cuh"
+#include "cuda_test.cuh"
 
 using sdsage::Conv;
-
-#define CUDA(call)                                                                                 \
-    do {                                                                                           \
-        const cudaError_t error_ = (call);                                                         \
-        if (error_ != cudaSuccess) {                                                               \
-            std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-            std::exit(1);                                                                          \
-        }                                                                                          \
-    } while (0)
 
 constexpr double LIMIT_CONV = 1e-4;  // of the largest output; sums of up to 10368 products in F32, which tensor cores cut off
 constexpr double LIMIT_NORM = 1e-5;
@@ -37,14 +29,6 @@ struct Buffer {
     Buffer & operator=(const Buffer &) = delete;
     void poison() { CUDA(cudaMemset(data, 0xff, n * sizeof(T))); }  // NaN in F16 and F32
 };
-
-// Even in (-1, 1), a function of the index and the seed.
-__device__ float noise(uint64_t i, uint64_t seed) {
-    uint64_t z = (i + 1) * 0x9e3779b97f4a7c15ull + seed * 0xd1b54a32d192ed03ull;
-    z          = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z          = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return static_cast<int32_t>((z ^ (z >> 31)) >> 32) * (1.f / 2147483648.f);
-}
 
 template <class T>
 __global__ void fill(T * to, size_t n, uint64_t seed, float scale) {

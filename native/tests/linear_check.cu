@@ -15,19 +15,11 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include "cuda_test.cuh"
 #include "linear.cuh"
 
 using sdsage::Linear;
 using sdsage::Numbers;
-
-#define CUDA(call)                                                                                 \
-    do {                                                                                           \
-        const cudaError_t error_ = (call);                                                         \
-        if (error_ != cudaSuccess) {                                                               \
-            std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-            std::exit(1);                                                                          \
-        }                                                                                          \
-    } while (0)
 
 // Of the root mean square of a result: a BF16 product is 2^-9 off at most, 0.1 % on average; the sums of FP8 products are FP32.
 constexpr double LIMIT = 0.004;
@@ -54,13 +46,6 @@ struct Buffer {
 };
 
 // Even in (-1, 1), a function of the index and the seed; each row of another size.
-float noise(uint64_t i, uint64_t seed) {
-    uint64_t z = (i + 1) * 0x9e3779b97f4a7c15ull + seed * 0xd1b54a32d192ed03ull;
-    z          = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z          = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return static_cast<int32_t>((z ^ (z >> 31)) >> 32) * (1.f / 2147483648.f);
-}
-
 std::vector<float> numbers(int64_t rows, int64_t columns, uint64_t seed) {
     std::vector<float> made(rows * columns);
     for (int64_t i = 0; i < rows * columns; i++) {
@@ -196,6 +181,26 @@ constexpr Case CASES[] = {
     { "gate", false, false, true, false, false },
 };
 
+// With those of bias, gate and residual that the case has.
+Linear layer(const Case & c, Numbers type, const void * weight, const void * x, bool fp8, const float * bias, const float * gate,
+             const float * residual, void * y, int64_t k, int64_t n, int64_t tokens) {
+    Linear linear   = {};
+    linear.weight   = weight;
+    linear.type     = type;
+    linear.x        = x;
+    linear.bias     = c.bias ? bias : nullptr;
+    linear.gate     = c.gate ? gate : nullptr;
+    linear.residual = c.residual ? residual : nullptr;
+    linear.y        = y;
+    linear.y_bf16   = c.y_bf16;
+    linear.gelu     = c.gelu;
+    linear.fp8      = fp8;
+    linear.k        = k;
+    linear.n        = n;
+    linear.tokens   = tokens;
+    return linear;
+}
+
 bool check_linear(Numbers type, const char * name, const Case & c, bool fp8, int64_t k, int64_t n, int64_t tokens) {
     std::vector<float> w = numbers(n, k, 1), x = numbers(tokens, k, 2), bias = numbers(1, n, 3), gate = numbers(1, n, 4),
                        residual = numbers(tokens, n, 5);
@@ -205,20 +210,8 @@ bool check_linear(Numbers type, const char * name, const Case & c, bool fp8, int
                              reinterpret_cast<float *>(x_fp8.data + tokens * k), nullptr));
     const Buffer<float> bias_(bias), gate_(gate), residual_(residual);
     Buffer<char> y(n * tokens * (c.y_bf16 ? 2 : 4));
-    Linear linear          = {};
-    linear.weight          = w_bytes.data;
-    linear.type            = type;
-    linear.x               = fp8 ? x_fp8.data : x_bytes.data;
-    linear.bias            = c.bias ? bias_.data : nullptr;
-    linear.gate            = c.gate ? gate_.data : nullptr;
-    linear.residual        = c.residual ? residual_.data : nullptr;
-    linear.y               = y.data;
-    linear.y_bf16          = c.y_bf16;
-    linear.gelu            = c.gelu;
-    linear.fp8             = fp8;
-    linear.k               = k;
-    linear.n               = n;
-    linear.tokens          = tokens;
+    const Linear linear =
+        layer(c, type, w_bytes.data, fp8 ? x_fp8.data : x_bytes.data, fp8, bias_.data, gate_.data, residual_.data, y.data, k, n, tokens);
     const size_t bytes     = sdsage::linear_scratch(0, linear);
     constexpr size_t ALIGN = 128;  // ggml's, where cudaMalloc aligns to more
     Buffer<char> scratch(ALIGN + bytes);
@@ -295,20 +288,8 @@ void time_layer(const char * name, const Case & c, int64_t k, int64_t n) {
                  from_16  = milliseconds([&] { quantize(Numbers::bf16, x16.data); });
     double ms[2]          = {};
     for (const bool fp8 : { false, true }) {
-        Linear linear   = {};
-        linear.weight   = w_bytes.data;
-        linear.type     = Numbers::q8_0;
-        linear.x        = fp8 ? static_cast<const void *>(x8.data) : x16.data;
-        linear.bias     = c.bias ? bias.data : nullptr;
-        linear.gate     = c.gate ? bias.data : nullptr;
-        linear.residual = c.residual ? residual.data : nullptr;
-        linear.y        = y.data;
-        linear.y_bf16   = c.y_bf16;
-        linear.gelu     = c.gelu;
-        linear.fp8      = fp8;
-        linear.k        = k;
-        linear.n        = n;
-        linear.tokens   = tokens;
+        const void * x      = fp8 ? static_cast<const void *>(x8.data) : x16.data;
+        const Linear linear = layer(c, Numbers::q8_0, w_bytes.data, x, fp8, bias.data, bias.data, residual.data, y.data, k, n, tokens);
         Buffer<char> scratch(sdsage::linear_scratch(0, linear));
         ms[fp8] = milliseconds([&] {
             const std::string problem = sdsage::linear_run(0, linear, scratch.data, nullptr);
